@@ -1,0 +1,48 @@
+"""The application: the one object that users make."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from horsies.config import WorkerConfig
+from horsies.registry import TaskRegistry
+from horsies.worker.worker import Worker
+
+
+class Horsies(TaskRegistry):
+    """An app: its settings, its tasks, and the workers that run them.
+
+    Without a configuration the database is the one that `HORSIES_DATABASE_URL` or `DATABASE_URL` names; with neither,
+    a PostgreSQL server of our own is started for development.
+
+    >>> app = Horsies()
+    >>> @app.task("add")
+    ... def add(x: int, y: int) -> TaskResult[int, TaskError]:
+    ...     return TaskResult(ok=x + y)
+    """
+
+    def run_worker(self, config: WorkerConfig | None = None) -> None:
+        """Run a worker in this process until SIGTERM or SIGINT; returns when its tasks have ended.
+
+        >>> app.run_worker(WorkerConfig(processes=8))
+        """
+        asyncio.run(self.run_worker_async(config))
+
+    async def run_worker_async(self, config: WorkerConfig | None = None) -> None:
+        """As `run_worker`, in the running loop; cancel it to stop."""
+        worker = Worker(self, config or WorkerConfig())
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGTERM, signal.SIGINT)
+        for number in handled:
+            loop.add_signal_handler(number, worker.stop)
+        running = asyncio.ensure_future(worker.run())
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            worker.stop()
+            await running
+            raise
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)

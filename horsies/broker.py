@@ -1,0 +1,176 @@
+"""What producers ask of the database: store tasks, wait for their ends, tell about them.
+
+A broker lives on the portal's loop. It opens nothing until it is used, and after a fork the child's broker opens
+connections of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from random import random
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from horsies import embedded
+from horsies.config import AppConfig, PostgresConfig, database_url_from
+from horsies.portal import portal, run_async
+from horsies.retry import backoff
+from horsies.storage import tasks
+from horsies.storage.database import TRANSIENT, Connection, Database, explain, is_refused
+from horsies.storage.migrate import migrate
+from horsies.storage.store import ROWS_PER_STATEMENT, Rows, carry_out_async, store
+from horsies.storage.tasks import NewTask, Seen
+from horsies.storage.waiters import Waiters
+
+logger = logging.getLogger("horsies.broker")
+
+RESENDS = 3
+
+
+def resolve(config: AppConfig) -> PostgresConfig:
+    """The database to use: the configured one, the environment's, or a server of our own. May take a second."""
+    if config.broker is not None:
+        return config.broker
+    url = database_url_from(os.environ)
+    if url is None:
+        url = embedded.ensure(announce=logger.warning).url
+    return PostgresConfig(database_url=url)
+
+
+class Broker:
+    """A producer's side of the database.
+
+    >>> broker = app.get_broker()
+    >>> await broker.ensure_schema_initialized()
+    """
+
+    def __init__(self, config: AppConfig, *, run_schema_migrations: bool = True) -> None:
+        self.config = config
+        self.sends_suppressed = False
+        self._run_schema_migrations = run_schema_migrations
+        self._opening: tuple[int, asyncio.Task[_Session]] | None = None
+        self._resolved: PostgresConfig | None = None
+
+    async def ensure_schema_initialized(self) -> int:
+        """Create or upgrade the schema; harmless when it is there. Gives back how many migrations were applied."""
+        return await run_async(self._migrate())
+
+    migrate = ensure_schema_initialized
+
+    async def close_async(self) -> None:
+        """Close this process's connections; the next call opens new ones."""
+        await run_async(self._close())
+
+    async def postgres(self) -> PostgresConfig:
+        """Where the database is, found out once."""
+        if self._resolved is None:
+            self._resolved = await asyncio.to_thread(resolve, self.config)
+        return self._resolved
+
+    async def send(self, rows: Sequence[NewTask], *, again: bool = False) -> list[UUID]:
+        """Store tasks, all or none; gives the id for each row, its own or that of the task that holds its key.
+
+        With `again` the rows may have been stored before, by a send whose reply was lost.
+        """
+        tries = RESENDS if self.config.resend_on_transient_err else 0
+        attempt = 0
+        while True:
+            try:
+                return await self._send(rows, again=again or attempt > 0)
+            except TRANSIENT as error:
+                if attempt == tries or is_refused(error):
+                    raise
+                logger.warning("send failed (%s), trying again", type(error).__name__)
+            await asyncio.sleep(backoff(attempt, 200, 2_000, random()))
+            attempt += 1
+
+    async def _send(self, rows: Sequence[NewTask], *, again: bool) -> list[UUID]:
+        async with self._connection() as connection:
+
+            async def fetch(sql: bytes, values: Mapping[str, str]) -> Rows:
+                return await (await connection.execute(sql, values)).fetchall()
+
+            if not again and len(rows) <= ROWS_PER_STATEMENT:
+                return await carry_out_async(store(rows), fetch)
+            ids = [row.id for row in rows]
+            async with connection.transaction() as transaction:
+                ids = await carry_out_async(store(rows), fetch)
+                # A task that ended while its send was repeated has left the live rows: its id was free again.
+                if again and await tasks.finished(connection, [row.id for row in rows]):
+                    raise psycopg.Rollback(transaction)
+            return ids
+
+    async def watch(self, task_id: UUID, seconds: float | None) -> Seen | None:
+        """Wait until a task has ended; TimeoutError when it has not in time, None when there is no such task."""
+        session = await self._opened()
+        return await session.waiters.wait(task_id, seconds)
+
+    async def look(self, task_id: UUID) -> Seen | None:
+        async with self._connection() as connection:
+            return next(iter(await tasks.look(connection, [task_id])), None)
+
+    async def info(
+        self, task_id: UUID, *, with_attempts: bool
+    ) -> tuple[tuple[Any, ...] | None, list[tuple[Any, ...]] | None]:
+        """The row of a task, and its attempts if they are wanted."""
+        async with self._connection() as connection:
+            row = await tasks.info(connection, task_id)
+            return row, await tasks.attempts(connection, task_id) if with_attempts else None
+
+    async def _migrate(self) -> int:
+        config = await self.postgres()
+        try:
+            return await migrate(config)
+        except TRANSIENT as error:
+            raise explain(error, config) from error
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[Connection]:
+        session = await self._opened()
+        async with session.database.connection() as connection:
+            yield connection
+
+    async def _opened(self) -> _Session:
+        """The session of this process; whoever comes first opens it, the others wait for that."""
+        pid = os.getpid()
+        if self._opening is None or self._opening[0] != pid:
+            self._opening = pid, asyncio.create_task(self._open())
+        opening = self._opening[1]
+        try:
+            return await asyncio.shield(opening)
+        except BaseException:
+            if opening.done() and self._opening == (pid, opening):
+                self._opening = None  # it failed: the next call tries again
+            raise
+
+    async def _open(self) -> _Session:
+        config = await self.postgres()
+        if self._run_schema_migrations:
+            await migrate(config)
+        session = _Session(config)
+        portal().on_close(session.close)
+        return session
+
+    async def _close(self) -> None:
+        if self._opening is not None and self._opening[0] == os.getpid():
+            session = await self._opening[1]
+            self._opening = None
+            await session.close()
+
+
+class _Session:
+    """The connections of one process."""
+
+    def __init__(self, config: PostgresConfig) -> None:
+        self.database = Database(config, "horsies-producer")
+        self.waiters = Waiters(self.database)
+
+    async def close(self) -> None:
+        await self.waiters.close()
+        await self.database.close()

@@ -1,0 +1,3 @@
+"""Recovery settings, under their documented import path."""
+
+from horsies.config import RecoveryConfig as RecoveryConfig

@@ -1,0 +1,252 @@
+"""From a call to a row: everything that can be wrong with a send is found here, before the database is asked.
+
+A row is stored whole or not at all, and a send that is repeated because its reply was lost never makes a second task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+import psycopg
+
+from horsies.broker import Broker
+from horsies.codec import ArgumentError, Signature
+from horsies.config import CustomQueueConfig
+from horsies.errors import HorsiesError, is_whole_number, mask_passwords
+from horsies.results import Err, Ok, Result, TaskSendError, TaskSendPayload
+from horsies.retry import ExceptionMapper, RetryPolicy
+from horsies.status import TaskSendErrorCode
+from horsies.storage import tasks
+from horsies.storage.database import TRANSIENT
+from horsies.storage.ids import new_id
+from horsies.storage.store import KeyTaken, PayloadMismatch
+from horsies.storage.tasks import NewTask
+
+logger = logging.getLogger("horsies.send")
+
+MIN_TIMEOUT_MS = 100
+Unique = Literal["args"] | Callable[..., str] | None
+Stored = Result[list[str], TaskSendError]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSendOptions:
+    """What may be said of one send; anything left out is as the task was defined."""
+
+    good_until: datetime | None = None
+    idempotency_key: str | None = None
+    priority: int | None = None
+    queue_name: str | None = None
+    eta: datetime | None = None
+    delay_seconds: float | None = None
+    tags: Sequence[str] | None = None
+    timeout_ms: int | None = None
+    conn: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDefinition:
+    """A task as it was defined."""
+
+    name: str
+    fn: Callable[..., Any]
+    signature: Signature
+    queue: CustomQueueConfig
+    is_async: bool
+    retry_policy: RetryPolicy | None = None
+    exception_mapper: ExceptionMapper | None = None
+    default_unhandled_error_code: str | None = None
+    timeout_ms: int | None = None
+    priority: int | None = None
+    unique: Unique = None
+    idempotent: bool = False
+
+    @property
+    def max_retries(self) -> int:
+        return self.retry_policy.max_retries if self.retry_policy else 0
+
+    @property
+    def options_json(self) -> str | None:
+        """What a worker must know of the policy, stored with each task; None when there is nothing to say."""
+        options: dict[str, Any] = {}
+        if self.retry_policy is not None:
+            options["retry_policy"] = self.retry_policy.to_json()
+        if self.idempotent:
+            options["idempotent"] = True
+        return msgspec.json.encode(options).decode() if options else None
+
+
+class Refused(Exception):
+    """A send that must not reach the database."""
+
+    def __init__(self, message: str, code: TaskSendErrorCode = TaskSendErrorCode.VALIDATION_FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Envelope:
+    """What all sends of one task with the same options have in common, checked once."""
+
+    def __init__(self, task: TaskDefinition, options: TaskSendOptions, broker: Broker) -> None:
+        self.task = task
+        self.options = options
+        self.broker = broker
+        self._options_json = task.options_json
+        self._queue = task.queue if options.queue_name is None else self._other_queue(options.queue_name)
+        self._problem = next(iter(_problems(task, options)), None)
+
+    def _other_queue(self, name: str) -> CustomQueueConfig | None:
+        return next((queue for queue in self.broker.config.queues if queue.name == name), None)
+
+    def row(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], delay_seconds: float | None) -> NewTask:
+        """The row for one call; raises `Refused`."""
+        options, queue = self.options, self._queue
+        if self.broker.sends_suppressed or os.environ.get("TASKLIB_SUPPRESS_SENDS") == "1":
+            raise Refused(
+                "sends are suppressed while modules are imported", TaskSendErrorCode.SEND_SUPPRESSED
+            )
+        if queue is None:
+            names = ", ".join(queue.name for queue in self.broker.config.queues)
+            raise Refused(f"queue {options.queue_name!r} is not configured; use one of: {names}")
+        if self._problem is not None:
+            raise Refused(self._problem)
+        delay = options.delay_seconds if delay_seconds is None else delay_seconds
+        return NewTask(
+            id=new_id(),
+            task_name=self.task.name,
+            queue_name=queue.name,
+            priority=options.priority or self.task.priority or queue.priority,
+            kwargs=self._arguments(args, kwargs),
+            is_async=self.task.is_async,
+            max_retries=self.task.max_retries,
+            eta=options.eta,
+            delay_seconds=delay,
+            good_until=options.good_until,
+            timeout_ms=options.timeout_ms or self.task.timeout_ms,
+            task_options=self._options_json,
+            unique_key=self._unique_key(args, kwargs),
+            tags=tuple(options.tags) if options.tags else None,
+            idempotency_key=options.idempotency_key,
+            enqueue_sha=None if options.idempotency_key is None else self._sha(args, kwargs),
+        )
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        try:
+            encoded = self.task.signature.encode(args, kwargs)
+        except ArgumentError as error:
+            raise Refused(f"task {self.task.name!r}: {error}") from error
+        policy = self.broker.config.payload
+        if policy.reject_bytes is not None and len(encoded) > policy.reject_bytes:
+            raise Refused(
+                f"task {self.task.name!r}: its arguments take {len(encoded):,} bytes, more than the limit of "
+                f"{policy.reject_bytes:,}; send a reference to the data, or raise PayloadPolicy.reject_bytes",
+                TaskSendErrorCode.PAYLOAD_TOO_LARGE,
+            )
+        if policy.warn_bytes is not None and len(encoded) > policy.warn_bytes:
+            logger.warning("task %r: its arguments take %s bytes", self.task.name, f"{len(encoded):,}")
+        return encoded.decode()
+
+    def _unique_key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        match self.task.unique:
+            case None:
+                return None
+            case "args":
+                return f"{self.task.name}:{self._sha(args, kwargs)}"
+            case key:
+                return f"{self.task.name}:{key(*args, **kwargs)}"
+
+    def _sha(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """The fingerprint of a call: its task and arguments, whichever way they were passed."""
+        arguments = msgspec.json.decode(self.task.signature.encode(args, kwargs))
+        canonical = msgspec.json.encode([self.task.name, arguments], order="sorted")
+        return hashlib.sha256(canonical).hexdigest()
+
+
+def _problems(task: TaskDefinition, options: TaskSendOptions) -> list[str]:
+    """What is wrong with the options of a send."""
+    found: list[str] = []
+    if options.priority is not None and not is_whole_number(options.priority, 1, 100):
+        found.append(f"priority is {options.priority!r}; use a whole number from 1 (first) to 100")
+    if options.timeout_ms is not None and not is_whole_number(options.timeout_ms, MIN_TIMEOUT_MS):
+        found.append(f"timeout_ms is {options.timeout_ms!r}; use a whole number of at least {MIN_TIMEOUT_MS}")
+    for name in ("good_until", "eta"):
+        moment = getattr(options, name)
+        if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
+            found.append(f"{name} is {moment!r}; use a datetime with a time zone, such as datetime.now(UTC)")
+    if options.delay_seconds is not None and not _is_delay(options.delay_seconds):
+        found.append(f"delay_seconds is {options.delay_seconds!r}; use a number of at least 0")
+    if options.eta is not None and options.delay_seconds is not None:
+        found.append("both eta and delay_seconds are given; use one")
+    if options.idempotency_key is not None and task.unique is not None:
+        found.append(f"task {task.name!r} is unique and has a key of its own; leave idempotency_key out")
+    if options.idempotency_key is not None and not 1 <= len(options.idempotency_key) <= 500:
+        found.append("idempotency_key must have 1 to 500 characters")
+    return found
+
+
+def _is_delay(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
+
+
+def check_delay(delay_seconds: object) -> None:
+    """Raise `Refused` unless this is a delay that `schedule` takes."""
+    if not is_whole_number(delay_seconds, 0):
+        raise Refused(f"delay_seconds is {delay_seconds!r}; use a whole number of at least 0")
+
+
+async def store(broker: Broker, rows: Sequence[NewTask], *, again: bool = False) -> Stored:
+    """Store rows through the broker; errors come back as values."""
+    try:
+        return Ok([str(task_id) for task_id in await broker.send(rows, again=again)])
+    except (psycopg.Error, HorsiesError, KeyTaken, PayloadMismatch, OSError) as error:
+        return Err(failed(error, rows))
+
+
+def failed(error: Exception, rows: Sequence[NewTask]) -> TaskSendError:
+    """What a producer learns when rows could not be stored; a single one can be sent again."""
+    row = rows[0] if len(rows) == 1 else None
+    code = TaskSendErrorCode.ENQUEUE_FAILED
+    if isinstance(error, PayloadMismatch):
+        code = TaskSendErrorCode.PAYLOAD_MISMATCH
+    return TaskSendError(
+        code=code,
+        message=mask_passwords(str(error)) or type(error).__name__,
+        retryable=isinstance(error, TRANSIENT),
+        task_id=None if row is None else str(row.id),
+        payload=None if row is None else payload_of(row),
+        exception=error,
+    )
+
+
+def payload_of(row: NewTask) -> TaskSendPayload:
+    encoded = tasks.encode_rows([row])
+    return TaskSendPayload(
+        task_name=row.task_name,
+        queue_name=row.queue_name,
+        priority=row.priority,
+        args_json=None,
+        kwargs_json=row.kwargs,
+        sent_at=datetime.fromtimestamp((row.id.int >> 80) / 1000, UTC),
+        good_until=row.good_until,
+        enqueue_delay_seconds=None if row.delay_seconds is None else int(row.delay_seconds),
+        task_options=row.task_options,
+        enqueue_sha=hashlib.sha256(encoded.encode()).hexdigest(),
+        idempotency_key=row.idempotency_key,
+        row=encoded,
+    )
+
+
+def row_of(payload: TaskSendPayload) -> NewTask:
+    """The row that a failed send was about, to be sent again as it was."""
+    return msgspec.json.decode(payload.row, type=list[NewTask])[0]
+
+
+def refused(refusal: Refused) -> TaskSendError:
+    return TaskSendError(code=refusal.code, message=str(refusal))

@@ -1,0 +1,155 @@
+"""Connections to PostgreSQL: opened when needed, reused, and never handed out dead.
+
+A connection is made in the call that needs it, so a wrong password or a stopped server is that call's error at
+once and not a wait for a pool to give up. All sessions are in autocommit mode: a transaction is always written out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, errors
+from psycopg.conninfo import make_conninfo
+
+from horsies.config import PostgresConfig
+from horsies.errors import DatabaseError, ErrorCode, mask_passwords
+
+logger = logging.getLogger("horsies.database")
+
+Connection = AsyncConnection[tuple[Any, ...]]
+
+CONNECT_TIMEOUT_SECONDS = 10
+
+# What a caller may try again: the connection or the server went away, or the transaction lost a race.
+TRANSIENT = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+    errors.ReadOnlySqlTransaction,
+    TimeoutError,
+    ConnectionError,
+)
+
+_REFUSED = (
+    errors.InvalidPassword,
+    errors.InvalidAuthorizationSpecification,
+    errors.InvalidCatalogName,
+)
+# libpq reports a refused login as text only, with the server's own wording.
+_REFUSED_WORDS = (
+    "password authentication failed",
+    "no password supplied",
+    "does not exist",
+    "no pg_hba.conf entry",
+)
+
+
+async def connect(config: PostgresConfig, *, session: bool = False, name: str = "horsies") -> Connection:
+    """Open one connection; with `session`, over the direct URL that LISTEN needs behind a pooler."""
+    url = config.session_conninfo if session else config.conninfo
+    settings = {"application_name": name, "connect_timeout": CONNECT_TIMEOUT_SECONDS, **config.socket_options}
+    pooled = config.pgbouncer_transaction_mode and not session
+    return await AsyncConnection.connect(
+        make_conninfo(url, **settings), autocommit=True, prepare_threshold=None if pooled else 2
+    )
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether the server answered and said no, so that trying again will not help."""
+    return isinstance(error, _REFUSED) or (
+        isinstance(error, psycopg.OperationalError) and any(word in str(error) for word in _REFUSED_WORDS)
+    )
+
+
+def explain(error: BaseException, config: PostgresConfig) -> DatabaseError:
+    """The error that a user sees when the database could not be used, with the remedy."""
+    where = mask_passwords(config.conninfo)
+    detail = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    if is_refused(error):
+        return DatabaseError(
+            f"PostgreSQL refused the connection to {where}: {detail}",
+            code=ErrorCode.DATABASE_REFUSED,
+            help_text="check the user, password and database name in HORSIES_DATABASE_URL or PostgresConfig",
+        )
+    return DatabaseError(
+        f"cannot reach PostgreSQL at {where}: {detail}",
+        code=ErrorCode.DATABASE_UNREACHABLE,
+        help_text="start the server or correct the host and port; with no URL at all, horsies starts a server of its own",
+    )
+
+
+@dataclass(slots=True)
+class _Idle:
+    connection: Connection
+    opened_at: float
+
+
+class Database:
+    """A few connections shared by everything on one event loop."""
+
+    def __init__(self, config: PostgresConfig, name: str) -> None:
+        self.config = config
+        self._name = name
+        self._idle: list[_Idle] = []
+        self._free = asyncio.Semaphore(config.pool_size + config.max_overflow)
+        self._closed = False
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[Connection]:
+        """Borrow a connection; a broken one is not put back."""
+        try:
+            async with asyncio.timeout(self.config.pool_timeout):
+                await self._free.acquire()
+        except TimeoutError:
+            limit = self.config.pool_size + self.config.max_overflow
+            raise psycopg.OperationalError(
+                f"no connection came free within {self.config.pool_timeout} s: all {limit} are in use"
+            ) from None
+        try:
+            entry = await self._take()
+            try:
+                yield entry.connection
+            finally:
+                await self._put_back(entry)
+        finally:
+            self._free.release()
+
+    async def _take(self) -> _Idle:
+        while self._idle:
+            entry = self._idle.pop()
+            if _is_quiet(entry.connection):
+                return entry
+            await entry.connection.close()
+        return _Idle(await connect(self.config, name=self._name), time.monotonic())
+
+    async def _put_back(self, entry: _Idle) -> None:
+        connection = entry.connection
+        too_old = time.monotonic() - entry.opened_at > self.config.pool_recycle
+        busy = connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        if self._closed or connection.closed or busy or too_old or len(self._idle) >= self.config.pool_size:
+            await connection.close()
+        else:
+            self._idle.append(entry)
+
+    async def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().connection.close()
+
+
+def _is_quiet(connection: Connection) -> bool:
+    """Whether an idle connection is still good: a server that went away has left something to read, at no cost to see."""
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return not poll.poll(0)

@@ -1,0 +1,254 @@
+-- name: send
+-- Store new tasks. One text parameter holds all rows, so that every driver, ours or the caller's, can run it.
+-- A row whose id, unique key or idempotency key is taken is left out of the answer: see `taken`.
+WITH asked AS (
+    SELECT * FROM json_to_recordset(CAST(%(rows)s AS json)) AS asked (
+        id uuid, task_name text, queue_name text, is_async boolean, priority smallint, kwargs text,
+        eta timestamptz, delay_seconds double precision, good_until timestamptz, timeout_ms integer,
+        max_retries smallint, task_options text, unique_key text, tags text[],
+        idempotency_key text, enqueue_sha text)
+), reserved AS (
+    INSERT INTO horsies_idempotency_keys (idempotency_key, task_id, enqueue_sha)
+    SELECT idempotency_key, id, enqueue_sha FROM asked WHERE idempotency_key IS NOT NULL
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING task_id
+)
+INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until,
+                                timeout_ms, max_retries, task_options, unique_key, tags)
+SELECT id, task_name, queue_name, is_async, priority, kwargs,
+       coalesce(eta, now() + make_interval(secs => coalesce(delay_seconds, 0))), good_until,
+       timeout_ms, max_retries, task_options, unique_key, tags
+  FROM asked
+ WHERE idempotency_key IS NULL OR id IN (SELECT task_id FROM reserved)
+ON CONFLICT DO NOTHING
+RETURNING id;
+
+-- name: wake
+-- Notify the workers of these queues in any case: the caller's transaction may commit long after the insert looked
+-- whether a worker waits.
+SELECT pg_notify(horsies_queue_channel(queue_name), '')
+  FROM json_array_elements_text(CAST(%(queues)s AS json)) AS touched (queue_name);
+
+-- name: taken
+-- For each row that `send` left out: the task that holds its idempotency key, its unique key or its very id.
+SELECT asked.id, key.task_id, key.enqueue_sha, twin.id,
+       same.id, same.task_name IS NOT DISTINCT FROM asked.task_name
+                AND same.queue_name IS NOT DISTINCT FROM asked.queue_name
+                AND same.kwargs IS NOT DISTINCT FROM asked.kwargs
+  FROM json_to_recordset(CAST(%(rows)s AS json)) AS asked (
+           id uuid, task_name text, queue_name text, kwargs text, unique_key text, idempotency_key text)
+  LEFT JOIN horsies_idempotency_keys AS key ON key.idempotency_key = asked.idempotency_key
+  LEFT JOIN horsies_tasks_live AS twin ON twin.unique_key = asked.unique_key
+  LEFT JOIN horsies_tasks AS same ON same.id = asked.id;
+
+-- name: finished
+-- Which of these ids have ended already: a send repeated after a lost reply must not start them again.
+SELECT id FROM horsies_tasks WHERE NOT live AND id = ANY (%(ids)s::uuid[]) AND terminal_at >= %(since)s;
+
+-- name: claim
+-- Take the most urgent due tasks, queue by queue in the order given, each up to its quota. A queue is read from the
+-- key where the last claim ended, so that dead rows before it are not walked again. The first rows go straight to
+-- the children whose pids are given and are started here and now; the rest wait in the worker as CLAIMED.
+WITH next AS MATERIALIZED (
+    SELECT task.id
+      FROM unnest(%(queues)s::text[], %(quotas)s::int[],
+                  %(after_priority)s::smallint[], %(after_time)s::timestamptz[], %(after_id)s::uuid[])
+           WITH ORDINALITY AS asked (queue_name, quota, priority, enqueued_at, id, place)
+     CROSS JOIN LATERAL (
+           SELECT id FROM horsies_tasks_live AS task
+            WHERE task.queue_name = asked.queue_name AND task.is_async = %(is_async)s
+              AND (task.priority, task.enqueued_at, task.id) > (asked.priority, asked.enqueued_at, asked.id)
+              AND task.enqueued_at <= now() AND task.status = 'PENDING'
+              AND (task.good_until IS NULL OR task.good_until > now())
+            ORDER BY task.priority, task.enqueued_at, task.id
+            LIMIT asked.quota
+              FOR UPDATE SKIP LOCKED) AS task
+     ORDER BY asked.place
+     LIMIT %(limit)s
+), placed AS (
+    SELECT id, (%(pids)s::int[])[row_number() OVER ()] AS pid FROM next
+)
+UPDATE horsies_tasks_live AS task
+   SET status = CASE WHEN placed.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
+       claimed_at = now(),
+       claim_expires_at = now() + make_interval(secs => %(lease_seconds)s),
+       started_at = CASE WHEN placed.pid IS NULL THEN NULL ELSE now() END,
+       claim_seq = task.claim_seq + 1,
+       claimed_by_worker_id = %(worker_id)s,
+       worker_pid = placed.pid,
+       worker_hostname = %(hostname)s,
+       worker_process_name = %(process_name)s
+  FROM placed
+ WHERE task.id = placed.id
+RETURNING task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name, task.priority,
+          task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries, task.crash_count,
+          task.task_options;
+
+-- name: start
+-- Prefetched tasks leave for a child: only those that are still ours and still in time.
+UPDATE horsies_tasks_live AS task
+   SET status = 'RUNNING', started_at = now(), worker_pid = chosen.pid
+  FROM unnest(%(ids)s::uuid[], %(seqs)s::int[], %(pids)s::int[]) AS chosen (id, claim_seq, pid)
+ WHERE task.id = chosen.id AND task.claim_seq = chosen.claim_seq AND task.status = 'CLAIMED'
+   AND (task.good_until IS NULL OR task.good_until > now())
+RETURNING task.id;
+
+-- name: complete
+-- End tasks that returned. One that is missing from the answer is no longer ours: its result is dropped.
+WITH ended AS (
+    UPDATE horsies_tasks AS task
+       SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
+      FROM unnest(%(ids)s::uuid[], %(seqs)s::int[], %(results)s::text[]) AS outcome (id, claim_seq, result)
+     WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+    RETURNING task.id, task.awaited
+)
+SELECT id, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ended;
+
+-- name: fail
+-- End attempts that failed. With a delay the task goes back to PENDING, unless it would be due too late; else, and
+-- without one, it is FAILED. One that is missing from the answer is no longer ours.
+WITH outcome AS (
+    SELECT said.*, task.queue_name, task.started_at, task.retry_count, task.claimed_by_worker_id,
+           task.worker_hostname, task.worker_pid, task.worker_process_name,
+           now() + make_interval(secs => said.delay_seconds) AS due,
+           said.delay_seconds IS NOT NULL
+               AND (task.good_until IS NULL
+                    OR now() + make_interval(secs => said.delay_seconds) < task.good_until) AS again
+      FROM unnest(%(ids)s::uuid[], %(seqs)s::int[], %(results)s::text[], %(codes)s::text[], %(messages)s::text[],
+                  %(reasons)s::text[], %(delays)s::double precision[], %(crashes)s::int[])
+           AS said (id, claim_seq, result, error_code, error_message, failed_reason, delay_seconds, crashes)
+      JOIN horsies_tasks_live AS task
+        ON task.id = said.id AND task.claim_seq = said.claim_seq AND task.status = 'RUNNING'
+       FOR UPDATE OF task
+), kept AS (
+    INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, error_code, error_message,
+                                  failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
+    SELECT id, claim_seq, retry_count + 1, 'FAILED', started_at, error_code, error_message,
+           failed_reason, claimed_by_worker_id, worker_hostname, worker_pid, worker_process_name
+      FROM outcome WHERE again
+), ended AS (
+    UPDATE horsies_tasks AS task
+       SET live = again,
+           status = CASE WHEN again THEN 'PENDING' ELSE 'FAILED' END,
+           claim_seq = task.claim_seq + again::int,
+           crash_count = task.crash_count + outcome.crashes,
+           retry_count = task.retry_count + again::int,
+           enqueued_at = CASE WHEN again THEN outcome.due ELSE task.enqueued_at END,
+           next_retry_at = CASE WHEN again THEN outcome.due END,
+           claimed_by_worker_id = CASE WHEN again THEN NULL ELSE task.claimed_by_worker_id END,
+           claimed_at = CASE WHEN again THEN NULL ELSE task.claimed_at END,
+           claim_expires_at = CASE WHEN again THEN NULL ELSE task.claim_expires_at END,
+           started_at = CASE WHEN again THEN NULL ELSE task.started_at END,
+           result = CASE WHEN again THEN NULL ELSE outcome.result END,
+           error_code = CASE WHEN again THEN NULL ELSE outcome.error_code END,
+           failed_reason = CASE WHEN again THEN NULL ELSE outcome.failed_reason END,
+           failed_at = CASE WHEN again THEN NULL ELSE now() END,
+           terminal_at = CASE WHEN again THEN NULL ELSE now() END
+      FROM outcome
+     WHERE task.live AND task.id = outcome.id
+    RETURNING task.id, task.awaited, again, task.queue_name
+), woken AS (
+    SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))
+      FROM (SELECT DISTINCT queue_name FROM ended WHERE again) AS touched
+     WHERE EXISTS (SELECT FROM horsies_workers AS worker
+                    WHERE worker.waiting AND worker.lease_expires_at > now()
+                      AND touched.queue_name = ANY (worker.queues))
+)
+SELECT id, again, CASE WHEN awaited AND NOT again THEN pg_notify('task_done', id::text) END
+  FROM ended CROSS JOIN woken;
+
+-- name: release
+-- Give back what this worker holds and has not started, or was never told that it holds: all but the tasks named.
+WITH freed AS (
+    UPDATE horsies_tasks_live AS task
+       SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
+           claim_expires_at = NULL, started_at = NULL, worker_pid = NULL
+     WHERE task.claimed_by_worker_id = %(worker_id)s AND task.id <> ALL (%(keep)s::uuid[])
+    RETURNING task.id, task.queue_name
+), woken AS (
+    SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))
+      FROM (SELECT DISTINCT queue_name FROM freed) AS touched
+)
+SELECT id FROM freed CROSS JOIN woken;
+
+-- name: expire
+-- End tasks whose time ran out before they were started, whether they wait here or in this worker.
+WITH late AS (
+    SELECT id FROM horsies_tasks_live
+     WHERE good_until <= now()
+       AND (status = 'PENDING' OR (status = 'CLAIMED' AND claimed_by_worker_id = %(worker_id)s))
+     ORDER BY good_until
+     LIMIT 1000
+       FOR UPDATE SKIP LOCKED
+), ended AS (
+    UPDATE horsies_tasks AS task
+       SET live = false, status = 'EXPIRED', error_code = 'TASK_EXPIRED', result = %(result)s, terminal_at = now()
+      FROM late
+     WHERE task.live AND task.id = late.id
+    RETURNING task.id, task.awaited
+)
+SELECT id, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ended;
+
+-- name: next_due
+-- Seconds until the next delayed task of these queues is due, or the next one expires. Every priority that a queue
+-- holds is one descent of the claim index, however many tasks there are.
+WITH RECURSIVE level (queue_name, is_async, priority) AS (
+    SELECT asked.queue_name, kind.is_async,
+           (SELECT min(task.priority) FROM horsies_tasks_live AS task
+             WHERE task.queue_name = asked.queue_name AND task.is_async = kind.is_async)
+      FROM unnest(%(queues)s::text[]) AS asked (queue_name), (VALUES (false), (true)) AS kind (is_async)
+    UNION ALL
+    SELECT level.queue_name, level.is_async,
+           (SELECT min(task.priority) FROM horsies_tasks_live AS task
+             WHERE task.queue_name = level.queue_name AND task.is_async = level.is_async
+               AND task.priority > level.priority)
+      FROM level WHERE level.priority IS NOT NULL
+), due (at) AS (
+    SELECT (SELECT min(task.enqueued_at) FROM horsies_tasks_live AS task
+             WHERE task.queue_name = level.queue_name AND task.is_async = level.is_async
+               AND task.priority = level.priority AND task.enqueued_at > now())
+      FROM level WHERE level.priority IS NOT NULL
+    UNION ALL
+    SELECT min(good_until) FROM horsies_tasks_live WHERE good_until IS NOT NULL
+)
+SELECT extract(epoch FROM min(at) - now())::double precision FROM due;
+
+-- name: watch
+-- What has become of these tasks; those that are not done are marked, so that their end is notified. A row that is
+-- locked right now is about to change: it is passed over and asked for again.
+WITH marked AS (
+    UPDATE horsies_tasks_live AS task
+       SET awaited = true
+      FROM (SELECT id FROM horsies_tasks_live
+             WHERE id = ANY (%(ids)s::uuid[]) AND NOT awaited FOR UPDATE SKIP LOCKED) AS free
+     WHERE task.id = free.id
+    RETURNING task.id
+)
+SELECT task.id, task.status, task.result, task.awaited OR marked.id IS NOT NULL
+  FROM horsies_tasks AS task LEFT JOIN marked ON marked.id = task.id
+ WHERE task.id = ANY (%(ids)s::uuid[]) AND (task.live OR task.terminal_at >= %(since)s);
+
+-- name: look
+-- What has become of these tasks, without asking to be told.
+SELECT id, status, result FROM horsies_tasks
+ WHERE id = ANY (%(ids)s::uuid[]) AND (live OR terminal_at >= %(since)s);
+
+-- name: info
+SELECT id, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at, sent_at, enqueued_at,
+       claimed_at, started_at, completed_at, failed_at, worker_hostname, worker_pid, worker_process_name,
+       error_code, failed_reason, result
+  FROM horsies_tasks
+ WHERE id = %(id)s AND (live OR terminal_at >= %(since)s);
+
+-- name: attempts
+SELECT task_id, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message, failed_reason,
+       worker_id, worker_hostname, worker_pid, worker_process_name
+  FROM horsies_task_attempts
+ WHERE task_id = %(id)s
+ ORDER BY attempt DESC, finished_at DESC;
+
+-- name: count_mine
+-- How many of these this worker has ended itself.
+SELECT count(*) FROM horsies_tasks
+ WHERE NOT live AND id = ANY (%(ids)s::uuid[]) AND terminal_at >= %(since)s
+   AND claimed_by_worker_id = %(worker_id)s;

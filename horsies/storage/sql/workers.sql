@@ -1,0 +1,76 @@
+-- name: register
+INSERT INTO horsies_workers (worker_id, hostname, pid, processes, queues, lease_expires_at)
+VALUES (%(worker_id)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s,
+        now() + make_interval(secs => %(lease_seconds)s));
+
+-- name: define
+-- Say what the tasks are like that this worker knows; an unchanged definition is not written again.
+INSERT INTO horsies_task_definitions AS known
+       (task_name, queue_name, priority, is_async, max_retries, timeout_ms, task_options)
+SELECT task_name, queue_name, priority, is_async, max_retries, timeout_ms, task_options
+  FROM json_to_recordset(%(rows)s::json) AS said (
+       task_name text, queue_name text, priority smallint, is_async boolean, max_retries smallint,
+       timeout_ms integer, task_options text)
+ ORDER BY task_name
+ON CONFLICT (task_name) DO UPDATE
+   SET queue_name = excluded.queue_name, priority = excluded.priority, is_async = excluded.is_async,
+       max_retries = excluded.max_retries, timeout_ms = excluded.timeout_ms, task_options = excluded.task_options,
+       updated_at = now()
+ WHERE (known.queue_name, known.priority, known.is_async, known.max_retries, known.timeout_ms, known.task_options)
+       IS DISTINCT FROM (excluded.queue_name, excluded.priority, excluded.is_async, excluded.max_retries,
+                         excluded.timeout_ms, excluded.task_options);
+
+-- name: beat
+-- Renew the lease. A late renewal revives it; no row in the answer means that the worker was declared dead. Tells
+-- whether another worker's lease has run out.
+UPDATE horsies_workers
+   SET lease_expires_at = greatest(lease_expires_at, now() + make_interval(secs => %(lease_seconds)s)),
+       last_beat_at = now(), state = %(state)s
+ WHERE worker_id = %(worker_id)s AND dead_at IS NULL
+RETURNING EXISTS (SELECT FROM horsies_workers AS other WHERE other.dead_at IS NULL AND other.lease_expires_at < now());
+
+-- name: wait
+-- Say whether this worker sleeps until it is notified. Losing this in a crash costs one poll, so nobody waits for
+-- the disk.
+UPDATE horsies_workers SET waiting = %(waiting)s
+ WHERE worker_id = %(worker_id)s AND waiting <> %(waiting)s
+   AND set_config('synchronous_commit', 'off', true) IS NOT NULL;
+
+-- name: resign
+DELETE FROM horsies_workers WHERE worker_id = %(worker_id)s;
+
+-- name: lead
+SELECT pg_try_advisory_xact_lock(7240118054);
+
+-- name: bury
+-- Declare workers dead whose lease ran out, and forget those that were. Not while the server itself has only just
+-- come back: then nobody could renew.
+UPDATE horsies_workers SET dead_at = now(), state = 'dead', waiting = false
+ WHERE dead_at IS NULL AND lease_expires_at < now()
+   AND pg_postmaster_start_time() < now() - make_interval(secs => %(lease_seconds)s)
+RETURNING worker_id, hostname, pid;
+
+-- name: orphans
+-- Tasks held by a worker that is dead or unknown.
+SELECT task.status,
+       task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name, task.priority,
+       task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries, task.crash_count,
+       task.task_options
+  FROM horsies_tasks_live AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
+ WHERE task.status <> 'PENDING' AND (worker.worker_id IS NULL OR worker.dead_at IS NOT NULL)
+ ORDER BY task.id
+ LIMIT 500
+   FOR UPDATE OF task SKIP LOCKED;
+
+-- name: unclaim
+-- Give back claims that were never started.
+WITH freed AS (
+    UPDATE horsies_tasks_live AS task
+       SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
+           claim_expires_at = NULL, worker_pid = NULL
+      FROM unnest(%(ids)s::uuid[], %(seqs)s::int[]) AS lost (id, claim_seq)
+     WHERE task.id = lost.id AND task.claim_seq = lost.claim_seq AND task.status = 'CLAIMED'
+    RETURNING task.queue_name
+)
+SELECT pg_notify(horsies_queue_channel(queue_name), '')
+  FROM (SELECT DISTINCT queue_name FROM freed) AS touched;

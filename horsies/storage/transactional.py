@@ -1,0 +1,88 @@
+"""Run a statement on a connection that belongs to the caller, whatever library it comes from.
+
+A task sent this way exists exactly when the caller's transaction commits. Libraries are recognised by the class of
+what is passed; none of them is imported unless the caller uses it. The statements take text parameters only, by
+name, so that every parameter style can carry them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from horsies.storage.store import Fetch, FetchAsync, Rows
+
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+
+ACCEPTED = (
+    "a psycopg connection, a SQLAlchemy Session, AsyncSession or Connection, an asyncpg connection "
+    "or a Django database connection"
+)
+
+
+def fetcher(connection: Any) -> Fetch | None:
+    """How to run a statement on a sync connection; None when it is not one that we know."""
+    match _family(connection):
+        case "psycopg":
+            return lambda sql, values: connection.execute(sql, values).fetchall()
+        case "sqlalchemy":
+            return lambda sql, values: _tuples(connection.execute(_text(sql), values))
+        case "django":
+            return lambda sql, values: _django(connection, sql, values)
+        case _:
+            return None
+
+
+def async_fetcher(connection: Any) -> FetchAsync | None:
+    """How to run a statement on an async connection; None when it is not one that we know."""
+
+    async def psycopg(sql: bytes, values: Mapping[str, str]) -> Rows:
+        return await (await connection.execute(sql, values)).fetchall()
+
+    async def sqlalchemy(sql: bytes, values: Mapping[str, str]) -> Rows:
+        return _tuples(await connection.execute(_text(sql), values))
+
+    async def asyncpg(sql: bytes, values: Mapping[str, str]) -> Rows:
+        numbered = _PARAMETER.sub(lambda found: f"${list(values).index(found[1]) + 1}", sql.decode())
+        return [tuple(row) for row in await connection.fetch(numbered, *values.values())]
+
+    known: dict[str, FetchAsync] = {
+        "psycopg async": psycopg,
+        "sqlalchemy async": sqlalchemy,
+        "asyncpg": asyncpg,
+    }
+    return known.get(_family(connection) or "")
+
+
+def _family(connection: Any) -> str | None:
+    """Which library a connection is from, told by its class and those it inherits from."""
+    for cls in type(connection).__mro__:
+        module, name = cls.__module__, cls.__name__
+        if module.startswith("psycopg."):
+            return "psycopg async" if name == "AsyncConnection" else "psycopg"
+        if module.startswith("sqlalchemy.ext.asyncio"):
+            return "sqlalchemy async"
+        if module.startswith(("sqlalchemy.orm", "sqlalchemy.engine")):
+            return "sqlalchemy"
+        if module.startswith("asyncpg."):
+            return "asyncpg"
+        if module.startswith("django.db.backends"):
+            return "django"
+    return None
+
+
+def _text(sql: bytes) -> Any:
+    from sqlalchemy import text  # only the caller's own SQLAlchemy leads here
+
+    return text(_PARAMETER.sub(r":\1", sql.decode()))
+
+
+def _tuples(result: Any) -> Rows:
+    return [tuple(row) for row in result.fetchall()]
+
+
+def _django(connection: Any, sql: bytes, values: Mapping[str, str]) -> Rows:
+    with connection.cursor() as cursor:
+        cursor.execute(sql.decode(), values)
+        return cursor.fetchall()

@@ -1,0 +1,135 @@
+"""Everyone in a process who waits for the end of a task, behind one listener and one query at a time.
+
+Waiting costs no busy polling: a task that is not done is marked, its end is notified, and only then is it looked at
+again. Looks gather while one is under way, so a thousand waiters cost as many round trips as a few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from random import random
+from uuid import UUID
+
+from psycopg.errors import SerializationFailure
+
+from horsies.retry import backoff
+from horsies.status import TASK_TERMINAL_STATES
+from horsies.storage import tasks
+from horsies.storage.database import TRANSIENT, Database
+from horsies.storage.listener import Listener
+from horsies.storage.tasks import Seen
+
+POLL_SECONDS = 5.0
+POLL_DEAF_SECONDS = 0.5
+LOCKED_SECONDS = 0.005
+
+
+class Waiters:
+    """`wait` for as many tasks as you like, from one event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: dict[UUID, list[asyncio.Future[Seen | None]]] = {}
+        self._watched: set[UUID] = set()
+        self._dirty: set[UUID] = set()
+        self._news = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._listener = Listener(
+            database.config,
+            ["task_done"],
+            on_notify=lambda _, payload: self._look_again([UUID(payload)]),
+            on_connected=lambda: self._look_again(self._waiting),
+        )
+
+    async def wait(self, task_id: UUID, seconds: float | None) -> Seen | None:
+        """The task once it has ended, None if there is none of that id; TimeoutError after `seconds`."""
+        self._start()
+        future: asyncio.Future[Seen | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(task_id, []).append(future)
+        self._look_again([task_id])
+        try:
+            async with asyncio.timeout(seconds):
+                return await future
+        finally:
+            self._forget(task_id, future)
+
+    def _forget(self, task_id: UUID, future: asyncio.Future[Seen | None]) -> None:
+        futures = self._waiting.get(task_id, [])
+        if future in futures:
+            futures.remove(future)
+        if not futures:
+            self._waiting.pop(task_id, None)
+            self._watched.discard(task_id)
+
+    def _start(self) -> None:
+        if self._runner is None or self._runner.done():
+            self._listener.start()
+            self._runner = asyncio.create_task(self._run(), name="horsies-waiters")
+
+    def _look_again(self, ids: Iterable[UUID]) -> None:
+        self._dirty.update(task_id for task_id in ids if task_id in self._waiting)
+        if self._dirty:
+            self._news.set()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            await self._wait_for_news()
+            batch = [task_id for task_id in self._dirty if task_id in self._waiting]
+            self._dirty.clear()
+            if not batch:
+                continue
+            try:
+                async with self._database.connection() as connection:
+                    seen = await tasks.watch(connection, batch)
+                failures = 0
+            except SerializationFailure:  # one of them ended while we asked
+                self._look_again(batch)
+            except TRANSIENT as error:
+                self._give_up_unwatched(batch, error)
+                await asyncio.sleep(backoff(failures, 50, 2_000, random()))
+                failures += 1
+                self._look_again(batch)
+            else:
+                self._tell(batch, seen)
+
+    async def _wait_for_news(self) -> None:
+        """Until something is to be looked at; every now and then, everything that is waited for."""
+        pause = POLL_SECONDS if self._listener.connected.is_set() else POLL_DEAF_SECONDS
+        try:
+            async with asyncio.timeout(pause if self._waiting else None):
+                await self._news.wait()
+        except TimeoutError:
+            self._dirty.update(self._waiting)
+        self._news.clear()
+
+    def _tell(self, batch: list[UUID], seen: list[Seen]) -> None:
+        by_id = {task.id: task for task in seen}
+        locked: list[UUID] = []
+        for task_id in batch:
+            task = by_id.get(task_id)
+            if task is None or task.status in TASK_TERMINAL_STATES:
+                for future in self._waiting.get(task_id, []):
+                    if not future.done():
+                        future.set_result(task)
+            elif task.watched:
+                self._watched.add(task_id)
+            else:
+                locked.append(task_id)
+        if locked:
+            asyncio.get_running_loop().call_later(LOCKED_SECONDS, self._look_again, locked)
+
+    def _give_up_unwatched(self, batch: list[UUID], error: BaseException) -> None:
+        """Who has just come learns that the database cannot be asked; who waits already goes on waiting."""
+        for task_id in batch:
+            if task_id not in self._watched:
+                for future in self._waiting.get(task_id, []):
+                    if not future.done():
+                        future.set_exception(error)
+
+    async def close(self) -> None:
+        await self._listener.close()
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)

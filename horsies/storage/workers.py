@@ -1,0 +1,97 @@
+"""Workers in the database: a lease for each, and what becomes of the tasks of one that died."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from horsies.storage.database import Connection
+from horsies.storage.statements import statements
+from horsies.storage.tasks import Claimed
+
+SQL = statements("workers")
+
+
+class Registration(NamedTuple):
+    """What a worker says of itself when it starts."""
+
+    worker_id: UUID
+    hostname: str
+    pid: int
+    processes: int
+    queues: list[str]
+    lease_seconds: float
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """A task as a worker knows it."""
+
+    task_name: str
+    queue_name: str
+    priority: int
+    is_async: bool
+    max_retries: int
+    timeout_ms: int | None
+    task_options: str | None
+
+
+class Orphan(NamedTuple):
+    """A task whose worker is gone."""
+
+    task: Claimed
+    was_started: bool
+
+
+class Beat(NamedTuple):
+    """What a worker learns when it renews its lease."""
+
+    is_alive: bool
+    others_are_late: bool
+
+
+async def register(connection: Connection, worker: Registration, definitions: Sequence[Definition]) -> None:
+    rows = msgspec.json.encode(definitions).decode()
+    async with connection.transaction():
+        await connection.execute(SQL["register"], worker._asdict())
+        await connection.execute(SQL["define"], {"rows": rows})
+    await connection.execute("SELECT horsies_prepare_history(7)")
+
+
+async def beat(connection: Connection, worker_id: UUID, state: str, lease_seconds: float) -> Beat:
+    values = {"worker_id": worker_id, "state": state, "lease_seconds": lease_seconds}
+    row = await (await connection.execute(SQL["beat"], values)).fetchone()
+    return Beat(is_alive=row is not None, others_are_late=row is not None and row[0])
+
+
+async def wait(connection: Connection, worker_id: UUID, waiting: bool) -> None:
+    await connection.execute(SQL["wait"], {"worker_id": worker_id, "waiting": waiting})
+
+
+async def resign(connection: Connection, worker_id: UUID) -> None:
+    await connection.execute(SQL["resign"], {"worker_id": worker_id})
+
+
+async def lead(connection: Connection) -> bool:
+    """Whether this transaction is the only one that cleans up now."""
+    row = await (await connection.execute(SQL["lead"])).fetchone()
+    return row is not None and bool(row[0])
+
+
+async def bury(connection: Connection, lease_seconds: float) -> list[tuple[UUID, str, int]]:
+    """Declare workers dead whose lease ran out."""
+    cursor = await connection.execute(SQL["bury"], {"lease_seconds": lease_seconds})
+    return [(row[0], row[1], row[2]) for row in await cursor.fetchall()]
+
+
+async def orphans(connection: Connection) -> list[Orphan]:
+    cursor = await connection.execute(SQL["orphans"])
+    return [Orphan(Claimed._make(row[1:]), row[0] == "RUNNING") for row in await cursor.fetchall()]
+
+
+async def unclaim(connection: Connection, tasks: Sequence[Claimed]) -> None:
+    """Give back claims of others that were never started."""
+    values = {"ids": [task.id for task in tasks], "seqs": [task.claim_seq for task in tasks]}
+    await connection.execute(SQL["unclaim"], values)

@@ -1,0 +1,49 @@
+"""When to look for work by oneself, and when to sleep until told.
+
+A notification makes its sender wait in line with all other senders, so a worker asks for them only when it sleeps.
+While work keeps coming it looks by itself after short pauses; when several looks found nothing it says that it waits,
+and looks a few times more, because a task may have been sent just before that was known. A waiting worker that is woken
+again and again goes back to looking by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+SEARCH_PAUSES = (0.002, 0.004, 0.008, 0.016, 0.032)
+CONFIRM_PAUSES = (0.0, 0.005, 0.02, 0.08)
+BUSY_FINDS = 8
+BUSY_SECONDS = 0.2
+
+
+class Attention:
+    """Decides only; the caller looks, and tells the database whether the worker waits."""
+
+    def __init__(self) -> None:
+        self.waiting = False
+        self._misses = 0
+        self._finds: deque[float] = deque(maxlen=BUSY_FINDS)
+
+    def looked(self, found: int, now: float) -> None:
+        """Note what a look for work, with room to take more, has found."""
+        if not self.waiting:
+            self._misses = 0 if found else self._misses + 1
+            if self._misses >= len(SEARCH_PAUSES):
+                self.waiting, self._misses = True, 0
+        elif found:
+            self._finds.append(now)
+            if len(self._finds) == BUSY_FINDS and now - self._finds[0] < BUSY_SECONDS:
+                self.search()
+        else:
+            self._misses += 1
+
+    def search(self) -> None:
+        """Look by oneself from now on: there is work, or no room for any."""
+        self.waiting, self._misses = False, 0
+        self._finds.clear()
+
+    def pause(self) -> float | None:
+        """Seconds until the next look by oneself; None when news will come."""
+        if not self.waiting:
+            return SEARCH_PAUSES[self._misses]
+        return CONFIRM_PAUSES[self._misses] if self._misses < len(CONFIRM_PAUSES) else None

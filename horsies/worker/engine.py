@@ -1,0 +1,298 @@
+"""The loop of a worker: one round trip after another settles what has ended, starts what was prefetched and claims what
+there is room for, while the children work.
+
+Whatever becomes of the connection, nothing that a child has finished is thrown away: what could not be written is
+kept, and what a lost reply leaves unclear is asked for on the next connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from psycopg import errors
+
+from horsies.codec import encode_result
+from horsies.config import CustomQueueConfig
+from horsies.registry import TaskRegistry
+from horsies.results import TaskError, TaskResult
+from horsies.status import OutcomeCode
+from horsies.storage import tasks, workers
+from horsies.storage.database import TRANSIENT, Connection
+from horsies.storage.tasks import Claimed, Cursor, Failure
+from horsies.worker.attention import Attention
+from horsies.worker.claim import Claimer, Owner, budget
+from horsies.worker.pool import ChildPool
+from horsies.worker.settle import Settler
+from horsies.worker.wire import Outcome
+
+logger = logging.getLogger("horsies.worker")
+
+# With prefetch, a child is sent as many calls ahead as it should be able to run in this time.
+AHEAD_SECONDS = 0.008
+MAX_AHEAD = 48
+# How fast a long run is forgotten: short ones must prove themselves again.
+RUN_TIME_MEMORY = 0.97
+# A worker without room for this long does not want to be woken.
+FULL_SECONDS = 0.1
+
+EXPIRED = encode_result(
+    TaskResult(
+        err=TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="the task was not started in time")
+    ),
+    Any,
+    None,
+).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a worker may hold, and how long it sleeps at most."""
+
+    slots: int
+    prefetch: int
+    max_claim_per_worker: int
+    max_claim_batch: int
+    poll_seconds: float
+
+
+class Engine:
+    """Moves tasks between the database and the pool; knows neither signals nor reconnection."""
+
+    def __init__(
+        self,
+        app: TaskRegistry,
+        limits: Limits,
+        owner: Owner,
+        queues: Sequence[CustomQueueConfig],
+        pool: ChildPool,
+    ) -> None:
+        self.owner = owner
+        self.settler = Settler(app)
+        self.stale_results = 0
+        self._limits = limits
+        self._queues = [queue.name for queue in queues]
+        self._pool = pool
+        self._claimer = Claimer(queues, limits.max_claim_batch, is_async=False)
+        self._attention = Attention()
+        self._prefetched: deque[Claimed] = deque()
+        self._news = asyncio.Event()
+        self._look = True
+        self._said_waiting = False
+        self._longest_run = 1.0
+        self._due_at: float | None = None
+        self._due_unknown = True
+        self._unsure = False
+        self._stopping = False
+
+    # News, from the listener, the pool and the worker
+
+    def look_again(self) -> None:
+        """There may be new work."""
+        self._look = self._due_unknown = True
+        self._news.set()
+
+    def ended(self, task: Claimed, outcome: Outcome) -> None:
+        self._longest_run = max(self._longest_run * RUN_TIME_MEMORY, outcome.seconds)
+        self.settler.ended(task, outcome)
+        self._came_free()
+
+    def crashed(self, task: Claimed, how: str) -> None:
+        logger.error("task %s (%s) was lost: %s", task.id, task.task_name, how)
+        self.settler.crashed(task, how)
+        self._came_free()
+
+    def timed_out(self, task: Claimed, limit_ms: int) -> None:
+        logger.warning("task %s (%s) ran past its limit of %d ms", task.id, task.task_name, limit_ms)
+        self.settler.timed_out(task, limit_ms)
+        self._came_free()
+
+    def _came_free(self) -> None:
+        self._look = True
+        self._news.set()
+
+    def stop(self) -> None:
+        """Take nothing new; what is not started goes back at once."""
+        self._stopping = self._unsure = True
+        self._prefetched.clear()
+        self._news.set()
+
+    def disown(self, owner: Owner) -> None:
+        """Go on under another name: what was held under the old one has been given away."""
+        self.owner = owner
+        self._prefetched.clear()
+        self._said_waiting = False
+        self.look_again()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.settler and not self._pool.load
+
+    # The loop
+
+    async def run(self, connection: Connection) -> None:
+        """Work over one connection until stopped and done; a lost connection is the caller's to replace."""
+        while not (self._stopping and self.is_idle and not self._unsure):
+            if self._unsure:
+                await self._give_back(connection)
+            if self.settler or self._may_look():
+                try:
+                    await self._cycle(connection)
+                except (errors.SerializationFailure, errors.DeadlockDetected):
+                    logger.debug("lost a race for a row, going round again")
+            else:
+                await self._rest(connection)
+
+    def _room(self) -> int:
+        return budget(
+            slots=self._limits.slots,
+            prefetch=self._limits.prefetch,
+            max_claim_per_worker=self._limits.max_claim_per_worker,
+            running=self._pool.load,
+            claimed=len(self._prefetched),
+        )
+
+    def _depth(self) -> int:
+        """How many calls a child may be sent: one, or with prefetch as many as are sure to be short."""
+        if self._limits.prefetch == 0:
+            return 1
+        return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._longest_run, 1e-6))))
+
+    def _may_look(self) -> bool:
+        if self._stopping:
+            return False
+        return (self._look and self._room() > 0) or (bool(self._prefetched) and bool(self._pool.free(1)))
+
+    async def _cycle(self, connection: Connection) -> None:
+        """One round trip, one transaction: end, start, claim; then hand out what was started."""
+        completed, failed = self.settler.take()
+        depth = self._depth()
+        pids = self._pool.free(depth)
+        starting = [(self._prefetched.popleft(), pid) for pid in pids[: len(self._prefetched)]]
+        limit = self._limit(len(pids) - len(starting), depth)
+        if limit:
+            self._look = False  # before we look, so that news from now on counts
+        began = time.monotonic()
+        try:
+            async with connection.pipeline():
+                ended = await tasks.complete(connection, completed) if completed else None
+                ended_badly = await tasks.fail(connection, failed) if failed else None
+                started = await _start(connection, starting) if starting else None
+                claim = (
+                    await self._claimer.claim(connection, self.owner, limit, pids[len(starting) :], began)
+                    if limit
+                    else None
+                )
+        except TRANSIENT:
+            self._look = True
+            self.settler.put_back(completed, failed)
+            self._prefetched.extendleft(task for task, _ in reversed(starting))
+            self._unsure = True
+            raise
+        if started is not None:
+            await self._hand_out(connection, starting, started)
+        if claim is not None:
+            await self._take(claim, limit, time.monotonic() - began)
+        if ended is not None and ended.rowcount < len(completed):
+            stored = {row[0] for row in await ended.fetchall()}
+            await self._count_stale(connection, {task_id for task_id, _, _ in completed} - stored)
+        if ended_badly is not None:
+            await self._after_failures(connection, failed, ended_badly)
+
+    def _limit(self, free: int, depth: int) -> int:
+        """How many tasks to ask for now. Short ones are taken as they can be started, without a wait in between."""
+        if self._stopping or not self._look:
+            return 0
+        room = self._room()
+        return min(room, free) if depth > 1 or self._limits.prefetch == 0 else room
+
+    async def _hand_out(
+        self, connection: Connection, starting: list[tuple[Claimed, int]], answer: Cursor
+    ) -> None:
+        """Send prefetched tasks to their children; one that was not started is no longer ours or came too late."""
+        ours: set[UUID] = {row[0] for row in await answer.fetchall()}
+        self._pool.submit([task._replace(pid=pid) for task, pid in starting if task.id in ours])
+        if len(ours) < len(starting):
+            await tasks.expire(connection, self.owner.worker_id, EXPIRED)
+
+    async def _take(self, answer: Cursor, limit: int, seconds: float) -> None:
+        claimed = await self._claimer.rows(answer, seconds, time.monotonic())
+        self._pool.submit([task for task in claimed if task.pid is not None])
+        self._prefetched.extend(task for task in claimed if task.pid is None)
+        if len(claimed) == limit:
+            self._look = True
+            self._attention.search()
+        elif self._claimer.rewind():
+            self._look = True
+        else:
+            self._attention.looked(len(claimed), time.monotonic())
+
+    async def _after_failures(self, connection: Connection, failed: list[Failure], answer: Cursor) -> None:
+        rows = await answer.fetchall()
+        if any(again for _, again, _ in rows):
+            self._due_unknown = True
+        if len(rows) < len(failed):
+            await self._count_stale(connection, {failure.id for failure in failed} - {row[0] for row in rows})
+
+    async def _count_stale(self, connection: Connection, missing: set[UUID]) -> None:
+        """Results for rows that were not ours any more are dropped; what an unheard reply had stored is not stale."""
+        stale = len(missing) - await tasks.count_mine(connection, self.owner.worker_id, missing)
+        if stale > 0:
+            self.stale_results += stale
+            logger.warning("dropped %d stale results: the tasks have gone to another worker", stale)
+
+    async def _give_back(self, connection: Connection) -> None:
+        """Everything in our name that we do not hold: unstarted when we stop, or claimed by a reply that was lost."""
+        held = [task.id for task in (*self._pool.running, *self._prefetched)]
+        held += [task_id for task_id, _, _ in self.settler.completed] + [
+            failure.id for failure in self.settler.failed
+        ]
+        await tasks.release(connection, self.owner.worker_id, held)
+        self._unsure = False
+
+    async def _rest(self, connection: Connection) -> None:
+        """Sleep until there is news, or it is time to look."""
+        has_room = self._room() > 0 and not self._stopping
+        pause = self._attention.pause() if has_room else None
+        if self._attention.waiting != self._said_waiting:
+            await workers.wait(connection, self.owner.worker_id, self._attention.waiting)
+            self._said_waiting = self._attention.waiting
+        if self._due_unknown and has_room and pause is None:
+            self._due_unknown = False
+            seconds = await tasks.next_due(connection, self._queues)
+            self._due_at = None if seconds is None else time.monotonic() + max(seconds, 0.001)
+        if await self._sleep(pause, has_room):
+            return
+        if not has_room:
+            self._attention.search()
+            return
+        self._look = True
+        if self._due_at is not None and time.monotonic() >= self._due_at:
+            self._due_unknown = True
+            await tasks.expire(connection, self.owner.worker_id, EXPIRED)
+
+    async def _sleep(self, pause: float | None, has_room: bool) -> bool:
+        """Whether there was news before the time was up."""
+        seconds = self._limits.poll_seconds if pause is None else pause
+        if not has_room and self._said_waiting:
+            seconds = FULL_SECONDS
+        if self._due_at is not None and has_room:
+            seconds = min(seconds, max(0.0, self._due_at - time.monotonic()))
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._news.clear()
+        return True
+
+
+async def _start(connection: Connection, starting: list[tuple[Claimed, int]]) -> Cursor:
+    return await tasks.start(connection, [(task.id, task.claim_seq, pid) for task, pid in starting])

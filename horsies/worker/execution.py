@@ -1,0 +1,93 @@
+"""Run one call: find the task, decode its arguments, call it, encode what came of it.
+
+Whatever the user's code does short of ending the process becomes an outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from horsies.codec import ArgumentError, decode_result, describe_exception, encode_result
+from horsies.registry import AnyTask, TaskRegistry
+from horsies.results import TaskError, TaskResult
+from horsies.status import BUILTIN_CODE_REGISTRY, OperationalErrorCode
+from horsies.worker.wire import Call, Outcome
+
+MESSAGE_LIMIT = 1_000
+
+
+def execute(registry: TaskRegistry, call: Call) -> Outcome:
+    """Run a call of a plain function to its end."""
+    started = time.perf_counter()
+    task, kwargs, problem = prepare(registry, call)
+    if task is None:
+        return conclude(registry, call, None, problem, started)
+    try:
+        result = task.definition.fn(**kwargs)
+    except BaseException as error:  # noqa: BLE001  the task's own failure, SystemExit and all, is its outcome
+        return raised(registry, call, task, error, started)
+    return conclude(registry, call, task, result, started)
+
+
+def prepare(
+    registry: TaskRegistry, call: Call
+) -> tuple[AnyTask | None, dict[str, Any], TaskResult[Any, TaskError] | None]:
+    """The task of a call and its arguments, or the result that says why it cannot be run."""
+    task = registry.tasks.get(call.task_name)
+    if task is None:
+        message = f"this worker knows no task {call.task_name!r}"
+        return None, {}, _err(OperationalErrorCode.WORKER_RESOLUTION_ERROR, message)
+    try:
+        return task, task.definition.signature.decode(call.args, call.kwargs), None
+    except ArgumentError as error:
+        return None, {}, _err(OperationalErrorCode.WORKER_SERIALIZATION_ERROR, str(error))
+
+
+def conclude(
+    registry: TaskRegistry, call: Call, task: AnyTask | None, result: Any, started: float
+) -> Outcome:
+    """The outcome of a run that returned, its result encoded."""
+    if result is None:
+        result = _err(
+            OperationalErrorCode.TASK_EXCEPTION,
+            f"task {call.task_name!r} returned None instead of a TaskResult",
+        )
+    value_type = Any if task is None else task.definition.signature.value_type
+    encoded = encode_result(result, value_type, registry.config.payload.reject_bytes)
+    seconds = time.perf_counter() - started
+    if encoded.startswith(b'{"ok":'):
+        return Outcome(call.ticket, True, encoded.decode(), seconds)
+    # What is stored may be another error than the one returned: that it could not be encoded, say.
+    stored = decode_result(encoded, Any).err_value
+    return Outcome(
+        call.ticket,
+        False,
+        encoded.decode(),
+        seconds,
+        error_code=None if stored.error_code is None else str(stored.error_code),
+        message=None if stored.message is None else stored.message[:MESSAGE_LIMIT],
+    )
+
+
+def raised(
+    registry: TaskRegistry, call: Call, task: AnyTask, error: BaseException, started: float
+) -> Outcome:
+    """The outcome of a run that raised. A class counts for itself in a mapper, not for its subclasses."""
+    definition, config = task.definition, registry.config
+    mapped = (definition.exception_mapper or {}).get(type(error)) or config.exception_mapper.get(type(error))
+    code = mapped or definition.default_unhandled_error_code or config.default_unhandled_error_code
+    described = describe_exception(error)
+    failure = TaskError(
+        error_code=BUILTIN_CODE_REGISTRY.get(code, code),
+        message=f"{described['type']}: {described['message']}",
+        exception=dict(described),
+    )
+    outcome = conclude(registry, call, task, TaskResult(err=failure), started)
+    return msgspec.structs.replace(outcome, unmapped_exception=mapped is None)
+
+
+def _err(code: OperationalErrorCode, message: str) -> TaskResult[Any, TaskError]:
+    return TaskResult(err=TaskError(error_code=code, message=message))

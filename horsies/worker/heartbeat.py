@@ -1,0 +1,69 @@
+"""Say that this worker is alive, and notice when another one is not.
+
+The lease is renewed on a connection of its own, so that no long claim holds it up. It says that the parent is alive,
+not that a task makes progress: a child that holds the interpreter for an hour is not taken for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from random import random
+
+from horsies.config import PostgresConfig
+from horsies.retry import backoff
+from horsies.storage import workers
+from horsies.storage.database import TRANSIENT, Connection, connect
+from horsies.worker.claim import Owner
+from horsies.worker.reaper import reap
+from horsies.worker.settle import Settler
+
+logger = logging.getLogger("horsies.worker")
+
+BEATS_PER_LEASE = 3
+
+
+class Heartbeat:
+    """Renews the lease of whoever owns now; `disowned` is awaited when that owner has been declared dead."""
+
+    def __init__(
+        self,
+        postgres: PostgresConfig,
+        settler: Settler,
+        owner: Callable[[], Owner],
+        state: Callable[[], str],
+        disowned: Callable[[Connection], Awaitable[None]],
+    ) -> None:
+        self._postgres = postgres
+        self._settler = settler
+        self._owner = owner
+        self._state = state
+        self._disowned = disowned
+
+    async def run(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                async with await connect(self._postgres, name="horsies-heartbeat") as connection:
+                    while True:
+                        await self._beat(connection)
+                        attempt = 0
+                        await asyncio.sleep(self._owner().lease_seconds / BEATS_PER_LEASE)
+            except TRANSIENT as error:
+                logger.warning("cannot renew the lease (%s), trying again", type(error).__name__)
+            # Never so long that the lease runs out only because we waited.
+            cap_ms = int(self._owner().lease_seconds * 1000 / 4)
+            await asyncio.sleep(backoff(attempt, 100, cap_ms, random()))
+            attempt += 1
+
+    async def _beat(self, connection: Connection) -> None:
+        owner = self._owner()
+        async with asyncio.timeout(owner.lease_seconds):
+            answer = await workers.beat(connection, owner.worker_id, self._state(), owner.lease_seconds)
+        if not answer.is_alive:
+            await self._disowned(connection)
+        elif answer.others_are_late:
+            rescued = await reap(connection, self._settler, owner.lease_seconds)
+            if rescued:
+                logger.warning("rescued %d tasks of dead workers", rescued)

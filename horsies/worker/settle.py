@@ -1,0 +1,101 @@
+"""Give finished work back to the database.
+
+Outcomes arrive one by one and are written in batches: while one batch is on its way the next one gathers. A batch that
+could not be written is kept and written later; one whose row has changed hands meanwhile is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from random import random
+from typing import Any, cast
+from uuid import UUID
+
+import msgspec
+
+from horsies.codec import encode_result
+from horsies.registry import TaskRegistry
+from horsies.results import TaskError, TaskResult
+from horsies.retry import RetryPolicy, retry_delay
+from horsies.status import BuiltInTaskCode, OperationalErrorCode, OutcomeCode
+from horsies.storage.tasks import Claimed, Failure
+from horsies.worker.wire import Outcome
+
+MAX_CRASHES = 3
+CRASH_RETRY_SECONDS = 1.0
+
+
+class Settler:
+    """Collects how tasks ended until they are taken to be written."""
+
+    def __init__(self, app: TaskRegistry) -> None:
+        self._app = app
+        self.completed: list[tuple[UUID, int, str]] = []
+        self.failed: list[Failure] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.completed or self.failed)
+
+    def ended(self, task: Claimed, outcome: Outcome) -> None:
+        """A child reported an outcome."""
+        if outcome.ok:
+            self.completed.append((task.id, task.claim_seq, outcome.result))
+            return
+        policy = self.policy_of(task.task_name, task.task_options)
+        delay = retry_delay(
+            policy,
+            outcome.error_code,
+            unmapped_exception=outcome.unmapped_exception,
+            retry_count=task.retry_count,
+            random=random(),
+        )
+        self.failed.append(
+            Failure(task.id, task.claim_seq, outcome.result, outcome.error_code, outcome.message, None, delay)
+        )
+
+    def timed_out(self, task: Claimed, limit_ms: int) -> None:
+        """A task ran past its limit and its child was killed."""
+        message = f"the task ran longer than its limit of {limit_ms} ms"
+        self.failed.append(self._failure(task, OutcomeCode.TASK_TIMEOUT, message))
+
+    def crashed(self, task: Claimed, how: str) -> None:
+        """A child died while it ran a task."""
+        self.failed.append(self.crash(task, f"the task was lost: {how}"))
+
+    def crash(self, task: Claimed, message: str) -> Failure:
+        """The failure of a task that was running when its process went away. The third such end is final."""
+        failure = self._failure(task, OperationalErrorCode.WORKER_CRASHED, message)
+        delay = failure.delay_seconds
+        if delay is None and _options(task.task_options).get("idempotent"):
+            delay = CRASH_RETRY_SECONDS
+        if task.crash_count + 1 >= MAX_CRASHES:
+            delay = None
+        return msgspec.structs.replace(failure, delay_seconds=delay, crashed=True)
+
+    def _failure(self, task: Claimed, code: BuiltInTaskCode, message: str) -> Failure:
+        result = encode_result(TaskResult(err=TaskError(error_code=code, message=message)), Any, None)
+        policy = self.policy_of(task.task_name, task.task_options)
+        delay = retry_delay(policy, code, retry_count=task.retry_count, random=random())
+        return Failure(task.id, task.claim_seq, result.decode(), code, message, message, delay)
+
+    def policy_of(self, task_name: str, task_options: str | None) -> RetryPolicy | None:
+        """The retry policy that the task was sent with; a row made by hand goes by the task's own."""
+        if task_options is not None:
+            stored = _options(task_options).get("retry_policy")
+            return None if stored is None else RetryPolicy.from_json(stored)
+        task = self._app.tasks.get(task_name)
+        return None if task is None else task.definition.retry_policy
+
+    def take(self) -> tuple[list[tuple[UUID, int, str]], list[Failure]]:
+        """What is to be written now."""
+        batch = self.completed, self.failed
+        self.completed, self.failed = [], []
+        return batch
+
+    def put_back(self, completed: list[tuple[UUID, int, str]], failed: list[Failure]) -> None:
+        """Keep what could not be written."""
+        self.completed[:0] = completed
+        self.failed[:0] = failed
+
+
+def _options(task_options: str | None) -> dict[str, Any]:
+    return {} if task_options is None else cast("dict[str, Any]", msgspec.json.decode(task_options))

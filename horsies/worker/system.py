@@ -1,0 +1,63 @@
+"""The few things asked of the operating system, with what is done where it lacks them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PAGE_MB = resource.getpagesize() / 1_048_576
+_libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; elsewhere than on Linux the closed pipe does it."""
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it ended before we asked
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show; at most 15 characters."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def memory_mb(pid: int | None = None) -> float:
+    """Resident memory of a process now; without /proc, the most that this process ever had."""
+    statm = Path(f"/proc/{pid or 'self'}/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * _PAGE_MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        1_048_576 if sys.platform == "darwin" else 1_024
+    )
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child and everything that it started, all of which is in the group that it leads."""
+    for kill in (os.killpg, os.kill):  # only just forked, it does not lead a group yet
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def describe_exit(status: int | None) -> str:
+    """What a wait status says, in words."""
+    if status is None:
+        return "its process ended"
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"its process exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "an unnamed signal"
+    hint = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+    return f"its process was killed by signal {-code} ({name}{hint})"

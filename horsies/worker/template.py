@@ -1,0 +1,111 @@
+"""The template: a process that has imported the app, started no thread, and forks children on request.
+
+A child forked from it starts in milliseconds and shares the pages of everything imported. The template also reaps the
+children and reports how each ended, after killing whatever was left in its group.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from contextlib import suppress
+from types import FrameType
+
+from horsies.discovery import load_app
+from horsies.errors import HorsiesError
+from horsies.registry import TaskRegistry
+from horsies.worker import child
+from horsies.worker.settings import ChildSettings
+from horsies.worker.system import die_with_parent, kill_group, name_process
+from horsies.worker.wire import LENGTH
+
+# A report to the worker: the pid of a child that ended and its wait status.
+REPORT = struct.Struct("!ii")
+READY = b"\0"
+
+
+def run(control: socket.socket, app: TaskRegistry, settings: ChildSettings, parent_pid: int) -> None:
+    """Fork a child for every socket received, report every child that ended, end when the worker does."""
+    die_with_parent(parent_pid)
+    name_process("horsies-template")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _noted)
+    gc.collect()
+    gc.freeze()  # what is imported by now is never looked at again, so that its pages stay shared
+    control.sendall(READY)
+    while True:
+        readable, _, _ = select.select([control, wake_read], [], [])
+        if wake_read in readable:
+            with suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+            report_ended(control)
+        if control in readable and not fork_child(control, app, settings):
+            return
+
+
+def _noted(_number: int, _frame: FrameType | None) -> None:
+    """A handler must exist for the wake-up to be written."""
+
+
+def fork_child(control: socket.socket, app: TaskRegistry, settings: ChildSettings) -> bool:
+    """Fork one child around the socket that came with the request; False when the worker has gone."""
+    data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    if not data:
+        return False
+    template_pid = os.getpid()
+    if os.fork() == 0:
+        code = 1
+        try:
+            control.close()
+            child.run(socket.socket(fileno=descriptors[0]), app, settings, template_pid)
+            code = 0
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the worker has gone, and nobody is left to tell
+        except BaseException:  # noqa: BLE001  it must not run on as a second template
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(descriptors[0])
+    return True
+
+
+def report_ended(control: socket.socket) -> None:
+    """Reap what has ended. Its group is cleared first, while the unreaped pid cannot be anyone else's."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None:
+            return
+        kill_group(ended.si_pid)
+        _, status = os.waitpid(ended.si_pid, 0)
+        control.sendall(REPORT.pack(ended.si_pid, status))
+
+
+def main() -> None:
+    """A template started afresh: imports the app, and says so or says why not."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    settings = ChildSettings.from_argument(sys.argv[2])
+    sys.path[:] = settings.sys_path
+    try:
+        app = load_app(settings.locator)
+    except HorsiesError as error:
+        message = str(error).encode()
+        control.sendall(b"\1" + LENGTH.pack(len(message)) + message)
+        return
+    run(control, app, settings, os.getppid())
+

@@ -1,0 +1,303 @@
+"""A worker, from start to stop.
+
+The children are started before any connection is opened; then the schema is made sure of, the worker registers, and it
+listens. The first call to `stop` lets running tasks end and gives everything else back; a second one ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Coroutine
+from random import random
+from typing import Any
+from uuid import uuid4
+
+from horsies.broker import resolve
+from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, WorkerConfig
+from horsies.discovery import import_module, locate, suppressed_sends
+from horsies.errors import ConfigurationError, ErrorCode
+from horsies.registry import TaskRegistry
+from horsies.retry import backoff
+from horsies.status import WorkerState
+from horsies.storage import workers
+from horsies.storage.database import TRANSIENT, Connection, connect, explain, is_refused
+from horsies.storage.listener import Listener
+from horsies.storage.migrate import migrate
+from horsies.storage.tasks import queue_channel
+from horsies.storage.workers import Definition, Registration
+from horsies.worker.claim import Owner
+from horsies.worker.engine import Engine, Limits
+from horsies.worker.heartbeat import Heartbeat
+from horsies.worker.launch import Launcher, SpawnLauncher, TemplateLauncher
+from horsies.worker.pool import ChildPool, Hooks
+from horsies.worker.settings import ChildSettings
+
+logger = logging.getLogger("horsies.worker")
+
+DEFAULT_LEASE_SECONDS = 10.0
+LAST_SETTLE_SECONDS = 10.0
+
+
+class Worker:
+    """Runs an app's tasks until it is stopped.
+
+    >>> await Worker(app, WorkerConfig(processes=4)).run()
+    """
+
+    def __init__(self, app: TaskRegistry, config: WorkerConfig) -> None:
+        with suppressed_sends(app):
+            for module in config.imports:
+                import_module(module)
+        self._app = app
+        self._config = config
+        self._queues = queues_to_serve(app.config, config)
+        self._lease_seconds = (
+            DEFAULT_LEASE_SECONDS if app.config.claim_lease_ms is None else app.config.claim_lease_ms / 1000
+        )
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        hooks = Hooks(
+            ended=lambda task, outcome: self._engine.ended(task, outcome),
+            crashed=lambda task, how: self._engine.crashed(task, how),
+            timed_out=lambda task, limit_ms: self._engine.timed_out(task, limit_ms),
+        )
+        self._pool = ChildPool(config.processes, self._launcher(), hooks, app.config.default_task_timeout_ms)
+        self._engine = Engine(app, self._limits(), self._new_owner(), self._queues, self._pool)
+
+    def stop(self) -> None:
+        """Stop when running tasks have ended; called again, without waiting for them."""
+        if self._stop.is_set():
+            self._force.set()
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Work until stopped; raises what made it impossible to go on."""
+        try:
+            await self._pool.start()
+            postgres = await asyncio.to_thread(self._postgres)
+            if await self._until_stopped(self._get_ready(postgres)):
+                await self._work(postgres)
+        finally:
+            await self._pool.close()
+
+    def _postgres(self) -> PostgresConfig:
+        return (
+            resolve(self._app.config)
+            if self._config.dsn is None
+            else PostgresConfig(database_url=self._config.dsn)
+        )
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Carry something out unless we are stopped meanwhile; tells whether it was."""
+        doing, stopping = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        await asyncio.wait([doing, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if doing.done():
+            doing.result()
+            return True
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
+        return False
+
+    async def _get_ready(self, postgres: PostgresConfig) -> None:
+        """Make sure of the schema and register, however long the database takes to come up."""
+        attempt = 0
+        while True:
+            try:
+                applied = await migrate(postgres)
+                if applied:
+                    logger.info("Schema created or upgraded (%d migrations)", applied)
+                async with await connect(postgres, name="horsies-worker") as connection:
+                    await workers.register(connection, self._registration(), self._definitions())
+                return
+            except TRANSIENT as error:
+                await self._bear(error, attempt, postgres)
+                attempt += 1
+
+    async def _bear(self, error: BaseException, attempt: int, postgres: PostgresConfig) -> None:
+        """Wait before the next try to reach the database; raise when it will not help."""
+        resilience = self._app.config.resilience
+        explained = explain(error, postgres)
+        if is_refused(error) or 0 < resilience.db_retry_max_attempts <= attempt:
+            raise explained from error
+        seconds = backoff(attempt, resilience.db_retry_initial_ms, resilience.db_retry_max_ms, random())
+        logger.warning("%s; next try in %.1f s", explained.message, seconds)
+        await asyncio.sleep(seconds)
+
+    async def _work(self, postgres: PostgresConfig) -> None:
+        """Work until stopped, then let what is running end."""
+        heartbeat = Heartbeat(
+            postgres, self._engine.settler, lambda: self._engine.owner, lambda: self._state, self._disowned
+        )
+        listener = Listener(
+            postgres,
+            [queue_channel(queue.name) for queue in self._queues],
+            on_notify=lambda _channel, _payload: self._engine.look_again(),
+            on_connected=self._engine.look_again,
+        )
+        listener.start()
+        engine = asyncio.create_task(self._run_engine(postgres), name="horsies-engine")
+        beating = asyncio.create_task(heartbeat.run(), name="horsies-heartbeat")
+        self._log_start()
+        try:
+            stopped = asyncio.create_task(self._stop.wait())
+            await asyncio.wait(
+                [engine, beating, stopped, self._pool.failed], return_when=asyncio.FIRST_COMPLETED
+            )
+            stopped.cancel()
+            await self._wind_up(engine)
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, listener.close(), return_exceptions=True)
+            await self._resign(postgres)
+        if self._pool.failed.done():
+            raise self._pool.failed.result()
+        if not beating.cancelled():
+            beating.result()
+
+    async def _run_engine(self, postgres: PostgresConfig) -> None:
+        attempt = 0
+        while True:
+            try:
+                async with await connect(postgres, name="horsies-worker") as connection:
+                    attempt = 0
+                    await self._engine.run(connection)
+                    return
+            except TRANSIENT as error:
+                await self._bear(error, attempt, postgres)
+                attempt += 1
+
+    async def _wind_up(self, engine: asyncio.Task[None]) -> None:
+        """Give back what is not started, wait for what runs; after the time for that, or when forced, end it."""
+        if not engine.done():
+            logger.info("Stopping: %d tasks are running", self._pool.load)
+            self._engine.stop()
+            forced = asyncio.create_task(self._force.wait())
+            await asyncio.wait(
+                [engine, forced], timeout=self._config.drain_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            forced.cancel()
+        if not engine.done():
+            logger.warning("Ending %d running tasks", self._pool.load)
+            self._pool.kill_running()
+            await asyncio.wait([engine], timeout=LAST_SETTLE_SECONDS)
+        if engine.done():
+            engine.result()
+        else:
+            engine.cancel()
+            logger.error("The database cannot be reached; what was running is left to be rescued")
+
+    async def _disowned(self, connection: Connection) -> None:
+        """We were declared dead: our tasks have been given away, so what runs them here is ended."""
+        logger.error("this worker was declared dead while it was away; going on under another id")
+        self._pool.kill_running()
+        self._engine.disown(self._new_owner())
+        await workers.register(connection, self._registration(), self._definitions())
+
+    async def _resign(self, postgres: PostgresConfig) -> None:
+        try:
+            async with asyncio.timeout(2):
+                async with await connect(postgres, name="horsies-worker") as connection:
+                    await workers.resign(connection, self._engine.owner.worker_id)
+        except TRANSIENT as error:
+            logger.warning("could not sign off (%s); the lease will run out by itself", type(error).__name__)
+
+    @property
+    def _state(self) -> WorkerState:
+        if self._stop.is_set():
+            return WorkerState.DRAINING
+        return WorkerState.BUSY if self._pool.load else WorkerState.IDLE
+
+    def _launcher(self) -> Launcher:
+        config = self._config
+        settings = ChildSettings(
+            locator=_locator(self._app, config),
+            sys_path=list(sys.path),
+            max_tasks=config.max_tasks_per_child,
+            max_memory_mb=config.max_memory_per_child_mb,
+        )
+        match config.start_method or ("forkserver" if sys.platform == "linux" else "spawn"):
+            case "spawn":
+                return SpawnLauncher(settings)
+            case "fork":
+                return TemplateLauncher(settings, self._app)
+            case _:
+                return TemplateLauncher(settings)
+
+    def _limits(self) -> Limits:
+        config = self._config
+        prefetch = (
+            self._app.config.prefetch_buffer if config.prefetch_buffer is None else config.prefetch_buffer
+        )
+        return Limits(
+            slots=config.processes,
+            prefetch=prefetch,
+            max_claim_per_worker=config.max_claim_per_worker,
+            max_claim_batch=config.max_claim_batch,
+            poll_seconds=self._app.config.resilience.notify_poll_interval_ms / 1000,
+        )
+
+    def _new_owner(self) -> Owner:
+        """A name that was never used before, whatever the host and the process are called."""
+        return Owner(uuid4(), socket.gethostname(), f"worker-{os.getpid()}", self._lease_seconds)
+
+    def _registration(self) -> Registration:
+        owner = self._engine.owner
+        queues = [queue.name for queue in self._queues]
+        return Registration(
+            owner.worker_id, owner.hostname, os.getpid(), self._config.processes, queues, owner.lease_seconds
+        )
+
+    def _definitions(self) -> list[Definition]:
+        tasks = (task.definition for task in self._app.tasks.values())
+        return [
+            Definition(
+                task.name,
+                task.queue.name,
+                task.priority or task.queue.priority,
+                task.is_async,
+                task.max_retries,
+                task.timeout_ms,
+                task.options_json,
+            )
+            for task in tasks
+        ]
+
+    def _log_start(self) -> None:
+        limits, cap = self._limits(), self._app.config.cluster_wide_cap
+        logger.info("Listening on queues: %s", ", ".join(queue.name for queue in self._queues))
+        logger.info(
+            "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d",
+            limits.slots,
+            "unlimited" if cap is None else cap,
+            limits.max_claim_per_worker or limits.slots + limits.prefetch,
+            limits.max_claim_batch,
+        )
+
+
+def queues_to_serve(app: AppConfig, config: WorkerConfig) -> list[CustomQueueConfig]:
+    """The queues that a worker reads; it may be told to leave some to others."""
+    known = {queue.name: queue for queue in app.queues}
+    unknown = [name for name in config.queues or () if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"the queue {unknown[0]!r} is not configured",
+            code=ErrorCode.CONFIG_INVALID_WORKER,
+            help_text=f"use one of: {', '.join(known)}",
+        )
+    return [known[name] for name in config.queues or known]
+
+
+def _locator(app: TaskRegistry, config: WorkerConfig) -> str:
+    locator = config.app_locator or locate(app)
+    if locator is None:
+        raise ConfigurationError(
+            "no module holds this app, so its child processes could not find it",
+            code=ErrorCode.WORKER_INVALID_LOCATOR,
+            help_text="assign the app to a name in a module, or pass WorkerConfig(app_locator='package.module:app')",
+        )
+    return locator

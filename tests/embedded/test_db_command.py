@@ -1,0 +1,59 @@
+"""`horsies db` by hand."""
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from horsies import embedded
+from horsies.cli.db import db
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(home, *words):
+        monkeypatch.setenv("HORSIES_HOME", str(home))
+        return CliRunner().invoke(db, words, catch_exceptions=False)
+
+    return run
+
+
+def test_a_server_is_started_shown_and_stopped_by_hand(home, run):
+    start = run(home, "start")
+    again = run(home, "start")
+    shown = run(home, "status")
+    stopped = run(home, "stop")
+
+    assert start.exit_code == 0
+    assert "stop it with `horsies db stop`" in start.stderr
+    assert "runs as process" in again.stdout
+    assert again.stdout.strip() in shown.stdout
+    assert stopped.stdout == "stopped\n"
+    assert embedded.status(home) is None
+
+
+def test_nothing_running_is_exit_code_1(new, run):
+    result = run(new, "status")
+
+    assert (result.exit_code, result.stdout) == (1, "not running\n")
+    assert run(new, "stop").stdout == "not running\n"
+    assert not new.exists()
+
+
+def test_the_url_alone_is_on_stdout_and_works(shared_home, shared, run):
+    result = run(shared_home, "url")
+
+    assert result.stdout == f"{shared.url}\n"
+    with psycopg.connect(result.stdout.strip()):
+        pass
+
+
+def test_status_hides_the_password(shared_home, shared, run):
+    result = run(shared_home, "status")
+
+    assert str(shared.data_dir) in result.stdout
+    assert "horsies:***@127.0.0.1" in result.stdout
+    assert (shared_home / "password").read_text() not in result.output
+
+
+def test_the_path_is_the_data_directory(shared_home, shared, run):
+    assert run(shared_home, "path").stdout == f"{shared.data_dir}\n"
