@@ -2,18 +2,19 @@
 
 A notification makes its sender wait in line with all other senders, so a worker asks for them only when it sleeps.
 While work keeps coming it looks by itself after short pauses; when several looks found nothing it says that it waits,
-and looks a few times more, because a task may have been sent just before that was known. A waiting worker that is woken
-again and again goes back to looking by itself.
+and looks a few times more, because a task may have been sent just before that was known. It does the same when it was
+woken and found nothing: the task may be locked for a moment by someone who asks for its result. A waiting worker that is
+woken again and again goes back to looking by itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-SEARCH_PAUSES = (0.002, 0.004, 0.008, 0.016, 0.032)
-CONFIRM_PAUSES = (0.0, 0.005, 0.02, 0.08)
-BUSY_FINDS = 8
-BUSY_SECONDS = 0.2
+SEARCH_PAUSES = (0.001, 0.002, 0.004)
+CONFIRM_PAUSES = (0.001, 0.005, 0.02, 0.08)
+BUSY_FINDS = 16
+BUSY_SECONDS = 0.05
 
 
 class Attention:
@@ -22,6 +23,7 @@ class Attention:
     def __init__(self) -> None:
         self.waiting = False
         self._misses = 0
+        self._woken = False
         self._finds: deque[float] = deque(maxlen=BUSY_FINDS)
 
     def looked(self, found: int, now: float) -> None:
@@ -30,12 +32,17 @@ class Attention:
             self._misses = 0 if found else self._misses + 1
             if self._misses >= len(SEARCH_PAUSES):
                 self.waiting, self._misses = True, 0
-        elif found:
+        elif not found:
+            self._misses = 0 if self._woken else self._misses + 1
+        else:
             self._finds.append(now)
             if len(self._finds) == BUSY_FINDS and now - self._finds[0] < BUSY_SECONDS:
                 self.search()
-        else:
-            self._misses += 1
+        self._woken = False
+
+    def notified(self) -> None:
+        """A notification came: the next look should find something."""
+        self._woken = True
 
     def search(self) -> None:
         """Look by oneself from now on: there is work, or no room for any."""

@@ -95,6 +95,7 @@ class Engine:
 
     def look_again(self) -> None:
         """There may be new work."""
+        self._attention.notified()
         self._look = self._due_unknown = True
         self._news.set()
 
