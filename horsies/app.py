@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from glob import glob
 
+from horsies import discovery
+from horsies.check import check
 from horsies.config import WorkerConfig
+from horsies.errors import HorsiesError
 from horsies.registry import TaskRegistry
 from horsies.worker.worker import Worker
 
@@ -21,6 +27,30 @@ class Horsies(TaskRegistry):
     ... def add(x: int, y: int) -> TaskResult[int, TaskError]:
     ...     return TaskResult(ok=x + y)
     """
+
+    @staticmethod
+    def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[str]:
+        """The files that patterns stand for, without the excluded ones; what is no pattern stays as it is.
+
+        >>> app.discover_tasks(app.expand_module_globs(["src/**/*_tasks.py"], exclude=["*/test_*"]))
+        """
+        found: list[str] = []
+        for pattern in patterns:
+            is_glob = any(sign in pattern for sign in "*?[")
+            found += sorted(glob(pattern, recursive=True)) if is_glob else [pattern]  # noqa: PTH207  may be absolute
+        return [each for each in dict.fromkeys(found) if not any(fnmatch(each, other) for other in exclude)]
+
+    def import_task_modules(self) -> None:
+        """Import what `discover_tasks` named; sends are suppressed meanwhile."""
+        discovery.import_task_modules(self)
+
+    def check(self, live: bool = False) -> list[HorsiesError]:
+        """What is wrong with the app, empty when nothing is; with `live`, the database is tried out too.
+
+        >>> app.check(live=True)
+        []
+        """
+        return check(self, live=live)
 
     def run_worker(self, config: WorkerConfig | None = None) -> None:
         """Run a worker in this process until SIGTERM or SIGINT; returns when its tasks have ended.

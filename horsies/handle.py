@@ -10,6 +10,8 @@ import logging
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+import psycopg
+
 from horsies.broker import Broker
 from horsies.codec import decode_result
 from horsies.errors import HorsiesError, mask_passwords
@@ -104,7 +106,7 @@ class TaskHandle(Generic[T]):
             seen = await self._seen(task_id, timeout_ms)
         except TimeoutError:
             return _error(RetrievalCode.WAIT_TIMEOUT, f"task {task_id} has not ended within {timeout_ms} ms")
-        except (*TRANSIENT, HorsiesError) as error:
+        except (psycopg.Error, OSError, HorsiesError) as error:
             return _error(
                 OperationalErrorCode.BROKER_ERROR, mask_passwords(str(error)) or type(error).__name__
             )
@@ -116,7 +118,7 @@ class TaskHandle(Generic[T]):
         return self._final
 
     async def _seen(self, task_id: UUID, timeout_ms: int | None) -> Seen | None:
-        if timeout_ms == 0:
+        if timeout_ms is not None and timeout_ms <= 0:
             return await self._broker.look(task_id)
         return await self._broker.watch(task_id, None if timeout_ms is None else timeout_ms / 1000)
 
@@ -135,7 +137,7 @@ class TaskHandle(Generic[T]):
             return Ok(None)
         try:
             row, tries = await self._broker.info(task_id, with_attempts=attempts)
-        except (*TRANSIENT, HorsiesError) as error:
+        except (psycopg.Error, OSError, HorsiesError) as error:
             return Err(
                 BrokerOperationError(
                     code=BrokerErrorCode.TASK_INFO_QUERY_FAILED,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
+from uuid import UUID
 
 from horsies.broker import Broker
 from horsies.codec import Signature
@@ -25,7 +26,7 @@ from horsies.errors import (
 from horsies.handle import TaskHandle
 from horsies.results import TaskError, TaskResult
 from horsies.retry import ExceptionMapper, RetryPolicy, check_exception_mapper, is_error_code
-from horsies.sending import MIN_TIMEOUT_MS, TaskDefinition, Unique
+from horsies.sending import MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, TaskDefinition, Unique
 from horsies.task import AsyncTask, BaseTask, Task
 
 P = ParamSpec("P")
@@ -164,13 +165,13 @@ class TaskRegistry:
             )
         return queue
 
-    def handle(self, task_id: str, task: AnyTask | None = None) -> TaskHandle[Any]:
+    def handle(self, task_id: str | UUID, task: AnyTask | None = None) -> TaskHandle[Any]:
         """A handle to a task by its id; with its task given, the result is decoded to its type, else as plain JSON.
 
         >>> app.handle("0198f0c2-…", add).get()
         """
         value_type = Any if task is None else task.definition.signature.value_type
-        return TaskHandle(task_id, self._broker, value_type)
+        return TaskHandle(str(task_id), self._broker, value_type)
 
     def discover_tasks(self, modules: Sequence[str]) -> None:
         """Say where tasks are defined: dotted modules, or paths of files. Nothing is imported yet.
@@ -234,10 +235,10 @@ def _problems(
                 ErrorCode.TASK_PREDECORATED_NOT_SUPPORTED,
             )
         )
-    for option, low, high in (("timeout_ms", MIN_TIMEOUT_MS, None), ("priority", 1, 100)):
+    for option, low, high in (("timeout_ms", MIN_TIMEOUT_MS, MAX_TIMEOUT_MS), ("priority", 1, 100)):
         value = options[option]
         if value is not None and not is_whole_number(value, low, high):
-            found.append(wrong(f"has {option}={value!r}", f"use a whole number of at least {low}"))
+            found.append(wrong(f"has {option}={value!r}", f"use a whole number from {low} to {high}"))
     if options["unique"] not in (None, "args") and not callable(options["unique"]):
         found.append(wrong(f"has unique={options['unique']!r}", 'use "args" or a function of the arguments'))
     code = options["default_unhandled_error_code"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import psycopg
@@ -24,14 +24,17 @@ from horsies.results import Err, Ok, Result, TaskSendError, TaskSendPayload
 from horsies.retry import ExceptionMapper, RetryPolicy
 from horsies.status import TaskSendErrorCode
 from horsies.storage import tasks
-from horsies.storage.database import TRANSIENT
+from horsies.storage.database import TRANSIENT, is_refused
 from horsies.storage.ids import new_id
 from horsies.storage.store import KeyTaken, PayloadMismatch
 from horsies.storage.tasks import NewTask
 
 logger = logging.getLogger("horsies.send")
 
-MIN_TIMEOUT_MS = 100
+MIN_TIMEOUT_MS, MAX_TIMEOUT_MS = 100, 2**31 - 1
+# A century: far enough for anybody, and near enough for every date there is.
+MAX_DELAY_SECONDS = 36_525 * 86_400
+MAX_KEY_LENGTH = 500
 Unique = Literal["args"] | Callable[..., str] | None
 Stored = Result[list[str], TaskSendError]
 
@@ -117,6 +120,8 @@ class Envelope:
             raise Refused(f"queue {options.queue_name!r} is not configured; use one of: {names}")
         if self._problem is not None:
             raise Refused(self._problem)
+        if options.eta is not None and delay_seconds is not None:
+            raise Refused("the send has an eta and a delay; use one")
         delay = options.delay_seconds if delay_seconds is None else delay_seconds
         return NewTask(
             id=new_id(),
@@ -126,9 +131,9 @@ class Envelope:
             kwargs=self._arguments(args, kwargs),
             is_async=self.task.is_async,
             max_retries=self.task.max_retries,
-            eta=options.eta,
+            eta=_in_utc(options.eta),
             delay_seconds=delay,
-            good_until=options.good_until,
+            good_until=_in_utc(options.good_until),
             timeout_ms=options.timeout_ms or self.task.timeout_ms,
             task_options=self._options_json,
             unique_key=self._unique_key(args, kwargs),
@@ -159,8 +164,22 @@ class Envelope:
                 return None
             case "args":
                 return f"{self.task.name}:{self._sha(args, kwargs)}"
-            case key:
-                return f"{self.task.name}:{key(*args, **kwargs)}"
+            case function:
+                return f"{self.task.name}:{self._own_key(function, args, kwargs)}"
+
+    def _own_key(self, function: Callable[..., str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        try:
+            key = str(function(*args, **kwargs))
+        except Exception as error:
+            raise Refused(
+                f"the unique function of task {self.task.name!r} raised {type(error).__name__}: {error}"
+            ) from error
+        if not _is_text(key, MAX_KEY_LENGTH):
+            raise Refused(
+                f"the unique function of task {self.task.name!r} gave {key[:80]!r}; "
+                f"a key has 1 to {MAX_KEY_LENGTH} characters of any text but NUL"
+            )
+        return key
 
     def _sha(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """The fingerprint of a call: its task and arguments, whichever way they were passed."""
@@ -174,31 +193,62 @@ def _problems(task: TaskDefinition, options: TaskSendOptions) -> list[str]:
     found: list[str] = []
     if options.priority is not None and not is_whole_number(options.priority, 1, 100):
         found.append(f"priority is {options.priority!r}; use a whole number from 1 (first) to 100")
-    if options.timeout_ms is not None and not is_whole_number(options.timeout_ms, MIN_TIMEOUT_MS):
-        found.append(f"timeout_ms is {options.timeout_ms!r}; use a whole number of at least {MIN_TIMEOUT_MS}")
+    if options.timeout_ms is not None and not is_whole_number(
+        options.timeout_ms, MIN_TIMEOUT_MS, MAX_TIMEOUT_MS
+    ):
+        allowed = f"a whole number from {MIN_TIMEOUT_MS} to {MAX_TIMEOUT_MS}"
+        found.append(f"timeout_ms is {options.timeout_ms!r}; use {allowed}")
     for name in ("good_until", "eta"):
         moment = getattr(options, name)
         if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
             found.append(f"{name} is {moment!r}; use a datetime with a time zone, such as datetime.now(UTC)")
     if options.delay_seconds is not None and not _is_delay(options.delay_seconds):
-        found.append(f"delay_seconds is {options.delay_seconds!r}; use a number of at least 0")
+        found.append(f"delay_seconds is {options.delay_seconds!r}; use seconds from 0 to a century")
     if options.eta is not None and options.delay_seconds is not None:
         found.append("both eta and delay_seconds are given; use one")
-    if options.idempotency_key is not None and task.unique is not None:
-        found.append(f"task {task.name!r} is unique and has a key of its own; leave idempotency_key out")
-    if options.idempotency_key is not None and not 1 <= len(options.idempotency_key) <= 500:
-        found.append("idempotency_key must have 1 to 500 characters")
+    if options.tags is not None and not _are_tags(options.tags):
+        found.append(f"tags is {options.tags!r}; use a list of texts without NUL characters")
+    if options.idempotency_key is not None:
+        found += _key_problems(task, options.idempotency_key)
     return found
 
 
+def _key_problems(task: TaskDefinition, idempotency_key: object) -> list[str]:
+    if task.unique is not None:
+        return [f"task {task.name!r} is unique and has a key of its own; leave idempotency_key out"]
+    if not _is_text(idempotency_key, MAX_KEY_LENGTH):
+        return [f"idempotency_key must be a text of 1 to {MAX_KEY_LENGTH} characters, none of them NUL"]
+    return []
+
+
 def _is_delay(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        return False
+    return 0 <= seconds <= MAX_DELAY_SECONDS
+
+
+def _are_tags(tags: object) -> bool:
+    return isinstance(tags, list | tuple | set | frozenset) and all(
+        _is_text(tag, MAX_KEY_LENGTH) for tag in cast("Iterable[object]", tags)
+    )
+
+
+def _is_text(value: object, longest: int) -> bool:
+    """Whether the database can keep this: a NUL and half a surrogate pair are no characters to it."""
+    if not isinstance(value, str) or not 1 <= len(value) <= longest:
+        return False
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    """The same moment with an offset that every format can write; one of odd seconds would be rounded."""
+    return None if moment is None else moment.astimezone(UTC)
 
 
 def check_delay(delay_seconds: object) -> None:
     """Raise `Refused` unless this is a delay that `schedule` takes."""
-    if not is_whole_number(delay_seconds, 0):
-        raise Refused(f"delay_seconds is {delay_seconds!r}; use a whole number of at least 0")
+    if not is_whole_number(delay_seconds, 0, MAX_DELAY_SECONDS):
+        raise Refused(f"delay_seconds is {delay_seconds!r}; use a whole number from 0 to a century")
 
 
 async def store(broker: Broker, rows: Sequence[NewTask], *, again: bool = False) -> Stored:
@@ -218,9 +268,21 @@ def failed(error: Exception, rows: Sequence[NewTask]) -> TaskSendError:
     return TaskSendError(
         code=code,
         message=mask_passwords(str(error)) or type(error).__name__,
-        retryable=isinstance(error, TRANSIENT),
+        retryable=isinstance(error, TRANSIENT) and not is_refused(error),
         task_id=None if row is None else str(row.id),
         payload=None if row is None else payload_of(row),
+        exception=error,
+    )
+
+
+def failed_in_transaction(error: Exception) -> TaskSendError:
+    """What a producer learns when the send failed in a transaction of their own.
+
+    There is nothing to send again: a task that comes with a transaction must be sent by the next try of all of it.
+    """
+    return TaskSendError(
+        code=TaskSendErrorCode.ENQUEUE_FAILED,
+        message=mask_passwords(str(error)) or type(error).__name__,
         exception=error,
     )
 

@@ -20,7 +20,7 @@ from horsies.sending import (
     TaskDefinition,
     TaskSendOptions,
     check_delay,
-    failed,
+    failed_in_transaction,
     refused,
     row_of,
     store,
@@ -63,13 +63,17 @@ class Sender(Generic[P, T]):
 
         >>> add.schedule(60, 2, 3)
         """
-        return self._rows([(args, kwargs)], delay_seconds).and_then(self._store).map(self._first)
+        return (
+            self._rows([(args, kwargs)], delay_seconds, scheduled=True).and_then(self._store).map(self._first)
+        )
 
     async def schedule_async(
         self, delay_seconds: int, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """As `schedule`, without blocking the running loop."""
-        return (await self._store_async(self._rows([(args, kwargs)], delay_seconds))).map(self._first)
+        return (await self._store_async(self._rows([(args, kwargs)], delay_seconds, scheduled=True))).map(
+            self._first
+        )
 
     def send_many(self, calls: Iterable[Call]) -> TaskSendResult[list[TaskHandle[T]]]:
         """Store many tasks in a few round trips, all or none; a call is its arguments by name or by position.
@@ -83,10 +87,14 @@ class Sender(Generic[P, T]):
         return (await self._store_async(self._rows(_unpacked(calls)))).map(self._handles)
 
     def _rows(
-        self, calls: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]], delay_seconds: int | None = None
+        self,
+        calls: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        delay_seconds: int | None = None,
+        *,
+        scheduled: bool = False,
     ) -> Result[list[NewTask], TaskSendError]:
         try:
-            if delay_seconds is not None:
+            if scheduled:
                 check_delay(delay_seconds)
             rows = [self._envelope.row(args, kwargs, delay_seconds) for args, kwargs in calls]
             if len(rows) > 1 and self._envelope.options.idempotency_key is not None:
@@ -107,7 +115,7 @@ class Sender(Generic[P, T]):
         try:
             return Ok([str(task_id) for task_id in carry_out(store_and_wake(rows), fetch)])
         except Exception as error:  # noqa: BLE001  any driver's error; it is the caller's transaction that failed
-            return Err(failed(error, rows))
+            return Err(failed_in_transaction(error))
 
     async def _store_async(self, prepared: Result[list[NewTask], TaskSendError]) -> Stored:
         if isinstance(prepared, Err):
@@ -121,7 +129,7 @@ class Sender(Generic[P, T]):
         try:
             return Ok([str(task_id) for task_id in await carry_out_async(store_and_wake(rows), fetch)])
         except Exception as error:  # noqa: BLE001  any driver's error; it is the caller's transaction that failed
-            return Err(failed(error, rows))
+            return Err(failed_in_transaction(error))
 
     def _handles(self, ids: list[str]) -> list[TaskHandle[T]]:
         value_type = self._envelope.task.signature.value_type
@@ -203,11 +211,15 @@ class BaseTask(Sender[P, T]):
     def _again(self, error: TaskSendError, *, scheduled: bool) -> Result[list[NewTask], TaskSendError]:
         """The row of a failed send, if it is one that may be sent again by this task and this method."""
         payload = error.payload
-        if error.code is not TaskSendErrorCode.ENQUEUE_FAILED or payload is None:
+        if error.code is not TaskSendErrorCode.ENQUEUE_FAILED:
             return Err(
                 refused(
                     Refused(f"only a send that failed with ENQUEUE_FAILED can be retried, not {error.code}")
                 )
+            )
+        if payload is None:
+            return Err(
+                refused(Refused("only a send of one task, in no transaction of your own, can be retried"))
             )
         if payload.task_name != self.name:
             return Err(

@@ -1,0 +1,57 @@
+"""The `horsies` command.
+
+A known error is one screen on standard error: what is wrong, where, and the remedy. Exit codes are 0, 1 for a failure
+and 2 for a command line that cannot be understood.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from horsies.cli.check import check
+from horsies.cli.db import db
+from horsies.cli.demo import demo
+from horsies.cli.migrate import migrate
+from horsies.cli.report import report
+from horsies.cli.worker import worker
+
+_CLICKS_OWN = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError)
+
+
+class _Commands(click.Group):
+    """The group in which every error ends."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _CLICKS_OWN:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, a user is told about it
+            report(error)
+            ctx.exit(1)
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(version("horsies"), prog_name="horsies")
+@click.pass_context
+def horsies(context: click.Context) -> None:
+    """A task queue and workflow engine on PostgreSQL alone."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(1)
+
+
+for _command in (worker, check, migrate, demo, db):
+    horsies.add_command(_command)
+
+
+def main() -> None:
+    """What the `horsies` script runs."""
+    horsies(prog_name="horsies")

@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, errors
 from psycopg.conninfo import make_conninfo
+from psycopg.types.string import TextLoader
 
 from horsies.config import PostgresConfig
 from horsies.errors import DatabaseError, ErrorCode, mask_passwords
@@ -53,14 +54,37 @@ _REFUSED_WORDS = (
 )
 
 
+# The worker's statements have one right plan, and it must not depend on when the tables were last analysed: a plan
+# made for an empty table would walk a million rows.
+_STEADY_PLANS = (
+    "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off"
+    " -c enable_material=off -c jit=off -c plan_cache_mode=force_generic_plan"
+)
+
+
 async def connect(config: PostgresConfig, *, session: bool = False, name: str = "horsies") -> Connection:
     """Open one connection; with `session`, over the direct URL that LISTEN needs behind a pooler."""
-    url = config.session_conninfo if session else config.conninfo
-    settings = {"application_name": name, "connect_timeout": CONNECT_TIMEOUT_SECONDS, **config.socket_options}
     pooled = config.pgbouncer_transaction_mode and not session
     return await AsyncConnection.connect(
-        make_conninfo(url, **settings), autocommit=True, prepare_threshold=None if pooled else 2
+        make_conninfo(config.session_conninfo if session else config.conninfo, **_settings(config, name)),
+        autocommit=True,
+        prepare_threshold=None if pooled else 2,
     )
+
+
+async def connect_worker(config: PostgresConfig, name: str) -> Connection:
+    """Open a worker's own connection: direct, with steady plans, and ids and times left as the text they came as."""
+    connection = await AsyncConnection.connect(
+        make_conninfo(config.session_conninfo, **_settings(config, name), options=_STEADY_PLANS),
+        autocommit=True,
+    )
+    for kind in ("uuid", "timestamptz"):
+        connection.adapters.register_loader(kind, TextLoader)
+    return connection
+
+
+def _settings(config: PostgresConfig, name: str) -> dict[str, Any]:
+    return {"application_name": name, "connect_timeout": CONNECT_TIMEOUT_SECONDS, **config.socket_options}
 
 
 def is_refused(error: BaseException) -> bool:

@@ -14,6 +14,8 @@ _last = 0
 # How far a producer's clock may be ahead of the database's before a look-up by id would miss its task.
 CLOCK_TOLERANCE = timedelta(days=1)
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+# The year 5138: an id that says later is no time at all, and not every one of them has a date.
+_LATEST_MS = 10**14
 
 
 def new_id() -> UUID:
@@ -30,6 +32,16 @@ def new_id() -> UUID:
 def not_before(ids: Iterable[UUID]) -> datetime:
     """A time that none of these tasks can have ended before; ids not made here tell nothing."""
     oldest = min((task_id.int >> 80 if task_id.version == 7 else 0 for task_id in ids), default=0)
-    if oldest == 0:
+    if not 0 < oldest < _LATEST_MS:
         return LONG_AGO
-    return datetime.fromtimestamp(oldest / 1000, UTC) - CLOCK_TOLERANCE
+    return max(LONG_AGO, datetime.fromtimestamp(oldest / 1000, UTC) - CLOCK_TOLERANCE)
+
+
+def _renew_lock() -> None:
+    """In a forked child: the thread that held the lock did not come along to release it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

@@ -79,11 +79,12 @@ async def migrate(config: PostgresConfig) -> int:
                 code=ErrorCode.BROKER_INIT_FAILED,
                 help_text="horsies needs PostgreSQL 13 or later",
             )
-        if _checked(await installed_version(connection)) == LATEST:
-            return 0
         try:
+            if _checked(await installed_version(connection)) == LATEST:
+                return 0
             return await _apply(connection)
-        except errors.InsufficientPrivilege as error:
+        # Without the right to use any schema of the search path there is none to create in.
+        except (errors.InsufficientPrivilege, errors.InvalidSchemaName) as error:
             raise DatabaseError(
                 f"no permission to create the schema at {mask_passwords(config.conninfo)}: {error.diag.message_primary}",
                 code=ErrorCode.SCHEMA_PERMISSION,

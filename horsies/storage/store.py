@@ -1,7 +1,8 @@
 """Storing new tasks, told once for every kind of connection.
 
 `store` is a plan: it yields statements and is given their rows. Who carries it out decides whether that happens on our
-own connection or the caller's, waiting or awaiting.
+own connection or the caller's, waiting or awaiting. Parameters are text, and so are the ids in the answers: drivers
+differ in what they make of a uuid.
 """
 
 from __future__ import annotations
@@ -53,9 +54,14 @@ async def carry_out_async(plan: Plan[R], fetch: FetchAsync) -> R:
 
 def store(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
     """Store tasks; gives the id for each row, its own or that of the task that holds its key."""
-    ids: list[UUID] = []
+    # In the order of their keys: two sends that want the same keys wait for each other one way round only.
+    order = sorted(range(len(rows)), key=lambda place: rows[place].unique_key or "")
+    ids = [row.id for row in rows]
     for first in range(0, len(rows), ROWS_PER_STATEMENT):
-        ids += yield from _store_some(rows[first : first + ROWS_PER_STATEMENT])
+        places = order[first : first + ROWS_PER_STATEMENT]
+        stored = yield from _store_some([rows[place] for place in places])
+        for place, task_id in zip(places, stored, strict=True):
+            ids[place] = task_id
     return ids
 
 
@@ -72,12 +78,12 @@ def _store_some(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
     sent = {row[0] for row in answer}
     if len(sent) == len(rows):
         return [row.id for row in rows]
-    missing = [row for row in rows if row.id not in sent]
+    missing = [row for row in rows if str(row.id) not in sent]
     found = yield SQL["taken"], {"rows": encode_rows(missing)}
     holders = {entry.id: entry for entry in map(Taken._make, found)}
     ids: list[UUID] = []
     for row in rows:
-        holder = row.id if row.id in sent else holder_of(row, holders[row.id])
+        holder = row.id if str(row.id) in sent else holder_of(row, holders[str(row.id)])
         # None: the task that held the unique key has ended in between
         ids += [holder] if holder is not None else (yield from _store_some([row]))
     return ids
@@ -85,14 +91,14 @@ def _store_some(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
 
 def holder_of(row: NewTask, found: Taken) -> UUID | None:
     """The task that stands for a row that was not stored; None when it is gone again."""
-    if row.idempotency_key is not None:
+    if row.idempotency_key is not None and found.key_task_id is not None:
         if found.key_sha != row.enqueue_sha:
             raise KeyTaken(
                 f"idempotency key {row.idempotency_key!r} was used for another call; use a key of its own for each"
             )
-        return found.key_task_id
+        return UUID(found.key_task_id)
     if found.same_id is not None:
         if not found.is_same:
             raise PayloadMismatch(f"task {row.id} exists with another payload")
-        return found.same_id
-    return found.unique_task_id
+        return row.id
+    return None if found.unique_task_id is None else UUID(found.unique_task_id)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
-from psycopg import AsyncCursor
 
 from horsies.storage.database import Connection
 from horsies.storage.ids import not_before
@@ -21,7 +20,7 @@ from horsies.storage.statements import statements
 
 SQL = statements("tasks")
 
-Cursor = AsyncCursor[tuple[Any, ...]]
+_encode = msgspec.json.Encoder().encode
 
 
 class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -48,31 +47,74 @@ class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class Taken(NamedTuple):
     """Why a row was left out of a send: what holds its key or its id."""
 
-    id: UUID
-    key_task_id: UUID | None
+    id: str
+    key_task_id: str | None
     key_sha: str | None
-    unique_task_id: UUID | None
-    same_id: UUID | None
+    unique_task_id: str | None
+    same_id: str | None
     is_same: bool
 
 
 class Claimed(NamedTuple):
-    """A task that this worker holds; `pid` is the child it is started for, None while it waits here."""
+    """A task that this worker holds; `pid` is the child it is started for, None while it waits here.
 
-    id: UUID
+    Ids and times are passed through as text: nobody here computes with them.
+    """
+
+    place: int
+    id: str
     claim_seq: int
     task_name: str
     args: str | None
     kwargs: str | None
     queue_name: str
     priority: int
-    enqueued_at: datetime
+    enqueued_at: str
     pid: int | None
     timeout_ms: int | None
     retry_count: int
     max_retries: int
     crash_count: int
     task_options: str | None
+
+
+class QueueAsk(msgspec.Struct, frozen=True):
+    """What is asked of one queue: how many tasks, and after which key."""
+
+    queue_name: str
+    quota: int
+    priority: int
+    enqueued_at: str
+    id: str
+
+
+class Ask(NamedTuple):
+    """A claim: by whom, of what, and for which children."""
+
+    queues: list[QueueAsk]
+    is_async: bool
+    limit: int
+    pids: list[int]
+    lease_seconds: float
+    worker_id: UUID
+    hostname: str
+    process_name: str
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """A task that returned."""
+
+    id: str
+    claim_seq: int
+    result: str
+
+
+class Start(msgspec.Struct, frozen=True):
+    """A prefetched task that is to leave for a child."""
+
+    id: str
+    claim_seq: int
+    pid: int
 
 
 class Seen(NamedTuple):
@@ -87,18 +129,22 @@ class Seen(NamedTuple):
 class Failure(msgspec.Struct, frozen=True):
     """The end of an attempt that failed; with a delay the task is due again."""
 
-    id: UUID
+    id: str
     claim_seq: int
     result: str
     error_code: str | None
-    message: str | None
-    reason: str | None = None
+    error_message: str | None
+    failed_reason: str | None = None
     delay_seconds: float | None = None
     crashed: bool = False
 
 
+def as_json(value: object) -> str:
+    return _encode(value).decode()
+
+
 def encode_rows(rows: Sequence[NewTask]) -> str:
-    return msgspec.json.encode(rows).decode()
+    return as_json(rows)
 
 
 async def finished(connection: Connection, ids: Sequence[UUID]) -> set[UUID]:
@@ -106,37 +152,33 @@ async def finished(connection: Connection, ids: Sequence[UUID]) -> set[UUID]:
     return {row[0] for row in await cursor.fetchall()}
 
 
-async def start(connection: Connection, tasks: Sequence[tuple[UUID, int, int]]) -> Cursor:
-    """Start prefetched tasks, given as (id, claim_seq, pid of the child)."""
-    ids, seqs, pids = zip(*tasks, strict=True)
-    return await connection.execute(SQL["start"], {"ids": list(ids), "seqs": list(seqs), "pids": list(pids)})
+async def exchange(
+    connection: Connection, completed: Sequence[Completed], ask: Ask
+) -> tuple[int, list[Claimed]]:
+    """End tasks and claim others in one round trip; tells how many were ended, and which are claimed, in order."""
+    values = ask._asdict() | {
+        "completed": as_json(completed),
+        "queues": as_json(ask.queues),
+        "pids": f"{{{','.join(map(str, ask.pids))}}}",
+    }
+    cursor = await connection.execute(SQL["exchange"], values, prepare=True)
+    summary, *rows = await cursor.fetchall()
+    return summary[2], [Claimed._make(row) for row in rows]
 
 
-async def complete(connection: Connection, ended: Sequence[tuple[UUID, int, str]]) -> Cursor:
-    """End tasks that returned, given as (id, claim_seq, result)."""
-    ids, seqs, results = zip(*ended, strict=True)
-    values = {"ids": list(ids), "seqs": list(seqs), "results": list(results)}
-    return await connection.execute(SQL["complete"], values)
+async def start(connection: Connection, starts: Sequence[Start]) -> set[str]:
+    """Start prefetched tasks; the answer has the ids of those that may leave."""
+    cursor = await connection.execute(SQL["start"], {"starts": as_json(starts)})
+    return {row[0] for row in await cursor.fetchall()}
 
 
-async def fail(connection: Connection, failures: Sequence[Failure]) -> Cursor:
-    """End attempts that failed; the answer has (id, whether it is retried)."""
-    return await connection.execute(
-        SQL["fail"],
-        {
-            "ids": [failure.id for failure in failures],
-            "seqs": [failure.claim_seq for failure in failures],
-            "results": [failure.result for failure in failures],
-            "codes": [failure.error_code for failure in failures],
-            "messages": [failure.message for failure in failures],
-            "reasons": [failure.reason for failure in failures],
-            "delays": [failure.delay_seconds for failure in failures],
-            "crashes": [int(failure.crashed) for failure in failures],
-        },
-    )
+async def fail(connection: Connection, failures: Sequence[Failure]) -> dict[str, bool]:
+    """End attempts that failed; for each that was ours, whether it is retried."""
+    cursor = await connection.execute(SQL["fail"], {"failures": as_json(failures)})
+    return {row[0]: row[1] for row in await cursor.fetchall()}
 
 
-async def release(connection: Connection, worker_id: UUID, keep: Iterable[UUID]) -> int:
+async def release(connection: Connection, worker_id: UUID, keep: Iterable[str]) -> int:
     """Give back everything this worker holds but the tasks named."""
     cursor = await connection.execute(SQL["release"], {"worker_id": worker_id, "keep": list(keep)})
     return cursor.rowcount
@@ -175,11 +217,11 @@ async def attempts(connection: Connection, task_id: UUID) -> list[tuple[Any, ...
     return await cursor.fetchall()
 
 
-async def count_mine(connection: Connection, worker_id: UUID, ids: Iterable[UUID]) -> int:
+async def mine(connection: Connection, worker_id: UUID, ids: Iterable[str]) -> int:
     """How many of these tasks this worker has ended."""
     wanted = list(ids)
-    values = {"worker_id": worker_id, "ids": wanted, "since": not_before(wanted)}
-    row = await (await connection.execute(SQL["count_mine"], values)).fetchone()
+    values = {"worker_id": worker_id, "ids": wanted, "since": not_before(map(UUID, wanted))}
+    row = await (await connection.execute(SQL["mine"], values)).fetchone()
     return 0 if row is None else int(row[0])
 
 

@@ -7,10 +7,12 @@ again. Looks gather while one is under way, so a thousand waiters cost as many r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from random import random
 from uuid import UUID
 
+import psycopg
 from psycopg.errors import SerializationFailure
 
 from horsies.retry import backoff
@@ -38,9 +40,14 @@ class Waiters:
         self._listener = Listener(
             database.config,
             ["task_done"],
-            on_notify=lambda _, payload: self._look_again([UUID(payload)]),
+            on_notify=self._on_notify,
             on_connected=lambda: self._look_again(self._waiting),
         )
+
+    def _on_notify(self, _channel: str, payload: str) -> None:
+        # The channel is open to everyone in the database: what is not an id is not for us.
+        with contextlib.suppress(ValueError):
+            self._look_again([UUID(payload)])
 
     async def wait(self, task_id: UUID, seconds: float | None) -> Seen | None:
         """The task once it has ended, None if there is none of that id; TimeoutError after `seconds`."""
@@ -87,10 +94,12 @@ class Waiters:
             except SerializationFailure:  # one of them ended while we asked
                 self._look_again(batch)
             except TRANSIENT as error:
-                self._give_up_unwatched(batch, error)
+                self._refuse([task_id for task_id in batch if task_id not in self._watched], error)
                 await asyncio.sleep(backoff(failures, 50, 2_000, random()))
                 failures += 1
                 self._look_again(batch)
+            except psycopg.Error as error:  # no permission, no such table: waiting would not help
+                self._refuse(batch, error)
             else:
                 self._tell(batch, seen)
 
@@ -120,15 +129,17 @@ class Waiters:
         if locked:
             asyncio.get_running_loop().call_later(LOCKED_SECONDS, self._look_again, locked)
 
-    def _give_up_unwatched(self, batch: list[UUID], error: BaseException) -> None:
-        """Who has just come learns that the database cannot be asked; who waits already goes on waiting."""
-        for task_id in batch:
-            if task_id not in self._watched:
-                for future in self._waiting.get(task_id, []):
-                    if not future.done():
-                        future.set_exception(error)
+    def _refuse(self, ids: Iterable[UUID], error: BaseException) -> None:
+        """Tell those who wait for these tasks that the database cannot be asked."""
+        for task_id in ids:
+            for future in self._waiting.get(task_id, []):
+                if not future.done():
+                    future.set_exception(error)
 
     async def close(self) -> None:
+        self._refuse(
+            self._waiting, psycopg.OperationalError("the broker was closed while the task was waited for")
+        )
         await self._listener.close()
         if self._runner is not None:
             self._runner.cancel()

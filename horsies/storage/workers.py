@@ -10,7 +10,7 @@ import msgspec
 
 from horsies.storage.database import Connection
 from horsies.storage.statements import statements
-from horsies.storage.tasks import Claimed
+from horsies.storage.tasks import Claimed, as_json
 
 SQL = statements("workers")
 
@@ -53,7 +53,7 @@ class Beat(NamedTuple):
 
 
 async def register(connection: Connection, worker: Registration, definitions: Sequence[Definition]) -> None:
-    rows = msgspec.json.encode(definitions).decode()
+    rows = as_json(definitions)
     async with connection.transaction():
         await connection.execute(SQL["register"], worker._asdict())
         await connection.execute(SQL["define"], {"rows": rows})
@@ -93,5 +93,5 @@ async def orphans(connection: Connection) -> list[Orphan]:
 
 async def unclaim(connection: Connection, tasks: Sequence[Claimed]) -> None:
     """Give back claims of others that were never started."""
-    values = {"ids": [task.id for task in tasks], "seqs": [task.claim_seq for task in tasks]}
-    await connection.execute(SQL["unclaim"], values)
+    lost = [{"id": task.id, "claim_seq": task.claim_seq} for task in tasks]
+    await connection.execute(SQL["unclaim"], {"lost": as_json(lost)})

@@ -79,4 +79,3 @@ def main() -> None:
         sock.sendall(wire.frame([wire.Hello(os.getpid(), memory_mb(), str(error))]))
         return
     run(sock, app, settings, os.getppid())
-

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import groupby
 from uuid import UUID
 
 from horsies.config import CustomQueueConfig
-from horsies.storage.database import Connection
-from horsies.storage.ids import LONG_AGO
-from horsies.storage.tasks import SQL, Claimed, Cursor
+from horsies.storage.tasks import Ask, Claimed, QueueAsk
 
 # A claim from the beginning may cost this share of the time between two of them, within these bounds.
 REWIND_SHARE = 0.05
 REWIND_MIN_SECONDS, REWIND_MAX_SECONDS = 0.05, 1.0
 
-Key = tuple[int, datetime, UUID]
-START: Key = (0, LONG_AGO, UUID(int=0))
+Key = tuple[int, str, str]
+START: Key = (0, "2000-01-01T00:00:00Z", str(UUID(int=0)))
 
 
 def budget(*, slots: int, prefetch: int, max_claim_per_worker: int, running: int, claimed: int) -> int:
@@ -58,43 +55,35 @@ class Claimer:
         self._passes = 0
         self._rewound = True
 
-    async def claim(
-        self, connection: Connection, owner: Owner, limit: int, pids: Sequence[int], now: float
-    ) -> Cursor:
-        """Send the claim; its rows are read with `rows` when the answer is there."""
+    def ask(self, owner: Owner, limit: int, pids: list[int], now: float) -> Ask:
+        """What to ask the database for: so many tasks, the first of them for these children."""
         self._rewound = now >= self._rewind_at or not self._after
         if self._rewound:
             self._after.clear()
-        queues = self._in_turn()
-        after = [self._after.get(queue, START) for queue in queues]
         quota = min(limit, self._max_claim_batch or limit)
-        values = {
-            "queues": queues,
-            "quotas": [quota] * len(queues),
-            "after_priority": [key[0] for key in after],
-            "after_time": [key[1] for key in after],
-            "after_id": [key[2] for key in after],
-            "is_async": self._is_async,
-            "limit": limit,
-            "pids": list(pids[:limit]),
-            "lease_seconds": owner.lease_seconds,
-            "worker_id": owner.worker_id,
-            "hostname": owner.hostname,
-            "process_name": owner.process_name,
-        }
-        return await connection.execute(SQL["claim"], values, prepare=True, binary=True)
+        queues = (
+            [QueueAsk(name, quota, *self._after.get(name, START)) for name in self._in_turn()]
+            if limit
+            else []
+        )
+        return Ask(
+            queues,
+            self._is_async,
+            limit,
+            pids[:limit],
+            owner.lease_seconds,
+            owner.worker_id,
+            owner.hostname,
+            owner.process_name,
+        )
 
-    async def rows(self, cursor: Cursor, seconds: float, now: float) -> list[Claimed]:
-        """The tasks that were claimed, most urgent first."""
-        claimed = [Claimed._make(row) for row in await cursor.fetchall()]
-        for task in claimed:
-            key = (task.priority, task.enqueued_at, task.id)
-            if key > self._after.get(task.queue_name, START):
-                self._after[task.queue_name] = key
+    def claimed(self, tasks: Sequence[Claimed], seconds: float, now: float) -> None:
+        """Note how far the queues were read; in each, the last task claimed is the furthest."""
+        for task in tasks:
+            self._after[task.queue_name] = (task.priority, task.enqueued_at, task.id)
         if self._rewound:
             pause = min(REWIND_MAX_SECONDS, max(REWIND_MIN_SECONDS, seconds / REWIND_SHARE))
             self._rewind_at = now + pause
-        return claimed
 
     def rewind(self) -> bool:
         """Start the next claim from the beginning; False when the last one did."""

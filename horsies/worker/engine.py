@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from psycopg import errors
 
@@ -25,7 +24,7 @@ from horsies.results import TaskError, TaskResult
 from horsies.status import OutcomeCode
 from horsies.storage import tasks, workers
 from horsies.storage.database import TRANSIENT, Connection
-from horsies.storage.tasks import Claimed, Cursor, Failure
+from horsies.storage.tasks import Claimed, Failure, Start
 from horsies.worker.attention import Attention
 from horsies.worker.claim import Claimer, Owner, budget
 from horsies.worker.pool import ChildPool
@@ -36,9 +35,11 @@ logger = logging.getLogger("horsies.worker")
 
 # With prefetch, a child is sent as many calls ahead as it should be able to run in this time.
 AHEAD_SECONDS = 0.008
-MAX_AHEAD = 48
+MAX_AHEAD = 128
 # How fast a long run is forgotten: short ones must prove themselves again.
-RUN_TIME_MEMORY = 0.97
+RUN_TIME_MEMORY = 0.9
+# With prefetch, a second round trip is begun beside the first when so many results have gathered.
+HELP_BATCH = 32
 # A worker without room for this long does not want to be woken.
 FULL_SECONDS = 0.1
 
@@ -85,11 +86,16 @@ class Engine:
         self._news = asyncio.Event()
         self._look = True
         self._said_waiting = False
-        self._longest_run = 1.0
+        self._longest_run = AHEAD_SECONDS
         self._due_at: float | None = None
         self._due_unknown = True
         self._unsure = False
         self._stopping = False
+        self._asking = 0
+        self._cycling = False
+        self._help = asyncio.Event()
+        self._helper_idle = asyncio.Event()
+        self._helper_idle.set()
 
     # News, from the listener, the pool and the worker
 
@@ -117,12 +123,14 @@ class Engine:
     def _came_free(self) -> None:
         self._look = True
         self._news.set()
+        self._help.set()
 
     def stop(self) -> None:
         """Take nothing new; what is not started goes back at once."""
         self._stopping = self._unsure = True
         self._prefetched.clear()
         self._news.set()
+        self._help.set()
 
     def disown(self, owner: Owner) -> None:
         """Go on under another name: what was held under the old one has been given away."""
@@ -131,31 +139,58 @@ class Engine:
         self._said_waiting = False
         self.look_again()
 
-    @property
-    def is_idle(self) -> bool:
-        return not self.settler and not self._pool.load
+    def _is_done(self) -> bool:
+        busy = self.settler or self._pool.load or self._unsure or not self._helper_idle.is_set()
+        return self._stopping and not busy
 
     # The loop
 
     async def run(self, connection: Connection) -> None:
         """Work over one connection until stopped and done; a lost connection is the caller's to replace."""
-        while not (self._stopping and self.is_idle and not self._unsure):
+        while not self._is_done():
             if self._unsure:
+                await self._helper_idle.wait()
                 await self._give_back(connection)
             if self.settler or self._may_look():
+                self._cycling = True
                 try:
                     await self._cycle(connection)
                 except (errors.SerializationFailure, errors.DeadlockDetected):
                     logger.debug("lost a race for a row, going round again")
+                finally:
+                    self._cycling = False
             else:
                 await self._rest(connection)
+
+    async def assist(self, connection: Connection) -> None:
+        """Over a second connection, end and claim while a round trip of `run` is under way."""
+        while not self._stopping:
+            await self._help.wait()
+            self._help.clear()
+            if self._needs_help():
+                self._helper_idle.clear()
+                try:
+                    await self._cycle_completed(connection)
+                except (errors.SerializationFailure, errors.DeadlockDetected):
+                    logger.debug("lost a race for a row, going round again")
+                finally:
+                    self._helper_idle.set()
+                    self._news.set()
+
+    def _needs_help(self) -> bool:
+        """At once without prefetch, when every child waits for its next task; else when a batch has gathered."""
+        if self._stopping or self._unsure or not self._cycling:
+            return False
+        if self._limits.prefetch:
+            return len(self.settler.completed) >= HELP_BATCH
+        return bool(self.settler.completed) or self._may_look()
 
     def _room(self) -> int:
         return budget(
             slots=self._limits.slots,
             prefetch=self._limits.prefetch,
             max_claim_per_worker=self._limits.max_claim_per_worker,
-            running=self._pool.load,
+            running=self._pool.load + self._asking,
             claimed=len(self._prefetched),
         )
 
@@ -166,45 +201,55 @@ class Engine:
         return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._longest_run, 1e-6))))
 
     def _may_look(self) -> bool:
-        if self._stopping:
-            return False
-        return (self._look and self._room() > 0) or (bool(self._prefetched) and bool(self._pool.free(1)))
+        """Whether there is something to ask for and somewhere to put it."""
+        if self._prefetched and self._pool.free(1):
+            return True
+        depth = self._depth()
+        return self._limit(len(self._pool.free(depth)), depth) > 0
 
     async def _cycle(self, connection: Connection) -> None:
-        """One round trip, one transaction: end, start, claim; then hand out what was started."""
-        completed, failed = self.settler.take()
-        depth = self._depth()
+        """End, start, claim; then hand out what was started."""
+        failed = self.settler.take_failed()
+        try:
+            if failed:
+                await self._fail(connection, failed)
+                failed = []
+            if self._prefetched:
+                await self._start(connection)
+        except TRANSIENT:
+            self.settler.failed[:0] = failed
+            self._look = self._unsure = True
+            raise
+        await self._cycle_completed(connection)
+
+    async def _cycle_completed(self, connection: Connection) -> None:
+        """One round trip, one transaction: end what returned and claim as much again."""
+        completed, depth = self.settler.take_completed(), self._depth()
         pids = self._pool.free(depth)
-        starting = [(self._prefetched.popleft(), pid) for pid in pids[: len(self._prefetched)]]
-        limit = self._limit(len(pids) - len(starting), depth)
+        limit = self._limit(len(pids), depth)
+        if not completed and not limit:
+            return
         if limit:
             self._look = False  # before we look, so that news from now on counts
         began = time.monotonic()
+        ask = self._claimer.ask(self.owner, limit, pids, began)
+        self._asking += limit
+        self._pool.reserve(ask.pids)
         try:
-            async with connection.pipeline():
-                ended = await tasks.complete(connection, completed) if completed else None
-                ended_badly = await tasks.fail(connection, failed) if failed else None
-                started = await _start(connection, starting) if starting else None
-                claim = (
-                    await self._claimer.claim(connection, self.owner, limit, pids[len(starting) :], began)
-                    if limit
-                    else None
-                )
+            ended, claimed = await tasks.exchange(connection, completed, ask)
         except TRANSIENT:
-            self._look = True
-            self.settler.put_back(completed, failed)
-            self._prefetched.extendleft(task for task, _ in reversed(starting))
-            self._unsure = True
+            self.settler.completed[:0] = completed
+            self._look = self._unsure = True
             raise
-        if started is not None:
-            await self._hand_out(connection, starting, started)
-        if claim is not None:
-            await self._take(claim, limit, time.monotonic() - began)
-        if ended is not None and ended.rowcount < len(completed):
-            stored = {row[0] for row in await ended.fetchall()}
-            await self._count_stale(connection, {task_id for task_id, _, _ in completed} - stored)
-        if ended_badly is not None:
-            await self._after_failures(connection, failed, ended_badly)
+        finally:
+            self._pool.unreserve(ask.pids)
+            self._asking -= limit
+        now = time.monotonic()
+        if limit:
+            self._claimer.claimed(claimed, now - began, now)
+            self._take(claimed, limit, now)
+        if ended < len(completed):
+            await self._count_stale(connection, [task.id for task in completed])
 
     def _limit(self, free: int, depth: int) -> int:
         """How many tasks to ask for now. Short ones are taken as they can be started, without a wait in between."""
@@ -213,17 +258,10 @@ class Engine:
         room = self._room()
         return min(room, free) if depth > 1 or self._limits.prefetch == 0 else room
 
-    async def _hand_out(
-        self, connection: Connection, starting: list[tuple[Claimed, int]], answer: Cursor
-    ) -> None:
-        """Send prefetched tasks to their children; one that was not started is no longer ours or came too late."""
-        ours: set[UUID] = {row[0] for row in await answer.fetchall()}
-        self._pool.submit([task._replace(pid=pid) for task, pid in starting if task.id in ours])
-        if len(ours) < len(starting):
-            await tasks.expire(connection, self.owner.worker_id, EXPIRED)
-
-    async def _take(self, answer: Cursor, limit: int, seconds: float) -> None:
-        claimed = await self._claimer.rows(answer, seconds, time.monotonic())
+    def _take(self, claimed: list[Claimed], limit: int, now: float) -> None:
+        if self._stopping:
+            self._unsure = True  # they came too late, and go back untouched
+            return
         self._pool.submit([task for task in claimed if task.pid is not None])
         self._prefetched.extend(task for task in claimed if task.pid is None)
         if len(claimed) == limit:
@@ -232,18 +270,39 @@ class Engine:
         elif self._claimer.rewind():
             self._look = True
         else:
-            self._attention.looked(len(claimed), time.monotonic())
+            self._attention.looked(len(claimed), now)
 
-    async def _after_failures(self, connection: Connection, failed: list[Failure], answer: Cursor) -> None:
-        rows = await answer.fetchall()
-        if any(again for _, again, _ in rows):
+    async def _start(self, connection: Connection) -> None:
+        """Send prefetched tasks to children; one that cannot be started is no longer ours or came too late."""
+        pids = self._pool.free(self._depth())[: len(self._prefetched)]
+        if not pids:
+            return
+        chosen = [self._prefetched[place]._replace(pid=pid) for place, pid in enumerate(pids)]
+        self._pool.reserve(pids)
+        try:
+            ours = await tasks.start(
+                connection, [Start(task.id, task.claim_seq, task.pid or 0) for task in chosen]
+            )
+        finally:
+            self._pool.unreserve(pids)
+        if self._stopping:
+            return  # all that is prefetched goes back
+        for _ in chosen:
+            self._prefetched.popleft()
+        self._pool.submit([task for task in chosen if task.id in ours])
+        if len(ours) < len(chosen):
+            await tasks.expire(connection, self.owner.worker_id, EXPIRED)
+
+    async def _fail(self, connection: Connection, failed: list[Failure]) -> None:
+        ours = await tasks.fail(connection, failed)
+        if any(ours.values()):
             self._due_unknown = True
-        if len(rows) < len(failed):
-            await self._count_stale(connection, {failure.id for failure in failed} - {row[0] for row in rows})
+        if len(ours) < len(failed):
+            await self._count_stale(connection, [failure.id for failure in failed if failure.id not in ours])
 
-    async def _count_stale(self, connection: Connection, missing: set[UUID]) -> None:
+    async def _count_stale(self, connection: Connection, ids: list[str]) -> None:
         """Results for rows that were not ours any more are dropped; what an unheard reply had stored is not stale."""
-        stale = len(missing) - await tasks.count_mine(connection, self.owner.worker_id, missing)
+        stale = len(ids) - await tasks.mine(connection, self.owner.worker_id, ids)
         if stale > 0:
             self.stale_results += stale
             logger.warning("dropped %d stale results: the tasks have gone to another worker", stale)
@@ -251,9 +310,7 @@ class Engine:
     async def _give_back(self, connection: Connection) -> None:
         """Everything in our name that we do not hold: unstarted when we stop, or claimed by a reply that was lost."""
         held = [task.id for task in (*self._pool.running, *self._prefetched)]
-        held += [task_id for task_id, _, _ in self.settler.completed] + [
-            failure.id for failure in self.settler.failed
-        ]
+        held += [ended.id for ended in (*self.settler.completed, *self.settler.failed)]
         await tasks.release(connection, self.owner.worker_id, held)
         self._unsure = False
 
@@ -293,7 +350,3 @@ class Engine:
         finally:
             self._news.clear()
         return True
-
-
-async def _start(connection: Connection, starting: list[tuple[Claimed, int]]) -> Cursor:
-    return await tasks.start(connection, [(task.id, task.claim_seq, pid) for task, pid in starting])

@@ -14,7 +14,7 @@ from random import random
 from horsies.config import PostgresConfig
 from horsies.retry import backoff
 from horsies.storage import workers
-from horsies.storage.database import TRANSIENT, Connection, connect
+from horsies.storage.database import TRANSIENT, Connection, connect_worker
 from horsies.worker.claim import Owner
 from horsies.worker.reaper import reap
 from horsies.worker.settle import Settler
@@ -45,7 +45,7 @@ class Heartbeat:
         attempt = 0
         while True:
             try:
-                async with await connect(self._postgres, name="horsies-heartbeat") as connection:
+                async with await connect_worker(self._postgres, "horsies-heartbeat") as connection:
                     while True:
                         await self._beat(connection)
                         attempt = 0

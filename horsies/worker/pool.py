@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +93,7 @@ class ChildPool:
         self._dying: set[Child] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._homeless: deque[Claimed] = deque()
+        self._reserved: Counter[int] = Counter()
         self._next_ticket = 0
         self.load = 0  # calls that were handed in and have not ended
         self._watch: asyncio.TimerHandle | None = None
@@ -133,9 +134,17 @@ class ChildPool:
             child.pid
             for taken in range(depth)
             for child in self._children.values()
-            if len(child.calls) <= taken
+            if len(child.calls) + self._reserved[child.pid] <= taken
         ]
         return room[len(self._homeless) :]
+
+    def reserve(self, pids: Sequence[int]) -> None:
+        """Keep room in these children for calls that are on their way."""
+        self._reserved.update(pids)
+
+    def unreserve(self, pids: Sequence[int]) -> None:
+        self._reserved.subtract(pids)
+        self._reserved = +self._reserved
 
     def submit(self, calls: Sequence[Claimed]) -> None:
         """Send calls to the children that they were started for; if one is gone, to any other."""
@@ -312,7 +321,7 @@ class ChildPool:
 def _call(ticket: int, claimed: Claimed) -> wire.Call:
     return wire.Call(
         ticket,
-        claimed.id.bytes,
+        claimed.id,
         claimed.task_name,
         claimed.args,
         claimed.kwargs,

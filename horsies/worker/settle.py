@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from random import random
 from typing import Any, cast
-from uuid import UUID
 
 import msgspec
 
@@ -17,7 +16,7 @@ from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.retry import RetryPolicy, retry_delay
 from horsies.status import BuiltInTaskCode, OperationalErrorCode, OutcomeCode
-from horsies.storage.tasks import Claimed, Failure
+from horsies.storage.tasks import Claimed, Completed, Failure
 from horsies.worker.wire import Outcome
 
 MAX_CRASHES = 3
@@ -29,7 +28,7 @@ class Settler:
 
     def __init__(self, app: TaskRegistry) -> None:
         self._app = app
-        self.completed: list[tuple[UUID, int, str]] = []
+        self.completed: list[Completed] = []
         self.failed: list[Failure] = []
 
     def __bool__(self) -> bool:
@@ -38,7 +37,7 @@ class Settler:
     def ended(self, task: Claimed, outcome: Outcome) -> None:
         """A child reported an outcome."""
         if outcome.ok:
-            self.completed.append((task.id, task.claim_seq, outcome.result))
+            self.completed.append(Completed(task.id, task.claim_seq, outcome.result))
             return
         policy = self.policy_of(task.task_name, task.task_options)
         delay = retry_delay(
@@ -85,16 +84,15 @@ class Settler:
         task = self._app.tasks.get(task_name)
         return None if task is None else task.definition.retry_policy
 
-    def take(self) -> tuple[list[tuple[UUID, int, str]], list[Failure]]:
-        """What is to be written now."""
-        batch = self.completed, self.failed
-        self.completed, self.failed = [], []
-        return batch
+    def take_completed(self) -> list[Completed]:
+        """What has returned and is to be written now."""
+        taken, self.completed = self.completed, []
+        return taken
 
-    def put_back(self, completed: list[tuple[UUID, int, str]], failed: list[Failure]) -> None:
-        """Keep what could not be written."""
-        self.completed[:0] = completed
-        self.failed[:0] = failed
+    def take_failed(self) -> list[Failure]:
+        """What has failed and is to be written now."""
+        taken, self.failed = self.failed, []
+        return taken
 
 
 def _options(task_options: str | None) -> dict[str, Any]:

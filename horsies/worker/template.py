@@ -60,7 +60,10 @@ def _noted(_number: int, _frame: FrameType | None) -> None:
 
 def fork_child(control: socket.socket, app: TaskRegistry, settings: ChildSettings) -> bool:
     """Fork one child around the socket that came with the request; False when the worker has gone."""
-    data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    try:
+        data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    except ConnectionResetError:
+        return False
     if not data:
         return False
     template_pid = os.getpid()
@@ -108,4 +111,3 @@ def main() -> None:
         control.sendall(b"\1" + LENGTH.pack(len(message)) + message)
         return
     run(control, app, settings, os.getppid())
-

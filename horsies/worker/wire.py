@@ -19,7 +19,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True):
     """A task to run. The ticket is the parent's name for this run of it."""
 
     ticket: int
-    task_id: bytes
+    task_id: str
     task_name: str
     args: str | None
     kwargs: str | None

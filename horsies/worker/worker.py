@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from random import random
 from typing import Any
 from uuid import uuid4
@@ -24,7 +24,7 @@ from horsies.registry import TaskRegistry
 from horsies.retry import backoff
 from horsies.status import WorkerState
 from horsies.storage import workers
-from horsies.storage.database import TRANSIENT, Connection, connect, explain, is_refused
+from horsies.storage.database import TRANSIENT, Connection, connect_worker, explain, is_refused
 from horsies.storage.listener import Listener
 from horsies.storage.migrate import migrate
 from horsies.storage.tasks import queue_channel
@@ -111,7 +111,7 @@ class Worker:
                 applied = await migrate(postgres)
                 if applied:
                     logger.info("Schema created or upgraded (%d migrations)", applied)
-                async with await connect(postgres, name="horsies-worker") as connection:
+                async with await connect_worker(postgres, "horsies-worker") as connection:
                     await workers.register(connection, self._registration(), self._definitions())
                 return
             except TRANSIENT as error:
@@ -140,32 +140,40 @@ class Worker:
             on_connected=self._engine.look_again,
         )
         listener.start()
-        engine = asyncio.create_task(self._run_engine(postgres), name="horsies-engine")
+        engine = asyncio.create_task(self._over_connection(postgres, self._engine.run), name="horsies-engine")
+        helper = asyncio.create_task(
+            self._over_connection(postgres, self._engine.assist), name="horsies-helper"
+        )
         beating = asyncio.create_task(heartbeat.run(), name="horsies-heartbeat")
         self._log_start()
         try:
             stopped = asyncio.create_task(self._stop.wait())
             await asyncio.wait(
-                [engine, beating, stopped, self._pool.failed], return_when=asyncio.FIRST_COMPLETED
+                [engine, helper, beating, stopped, self._pool.failed], return_when=asyncio.FIRST_COMPLETED
             )
             stopped.cancel()
             await self._wind_up(engine)
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, listener.close(), return_exceptions=True)
+            for task in (helper, beating):
+                task.cancel()
+            await asyncio.gather(helper, beating, listener.close(), return_exceptions=True)
             await self._resign(postgres)
         if self._pool.failed.done():
             raise self._pool.failed.result()
-        if not beating.cancelled():
-            beating.result()
+        for task in (helper, beating):
+            if not task.cancelled():
+                task.result()
 
-    async def _run_engine(self, postgres: PostgresConfig) -> None:
+    async def _over_connection(
+        self, postgres: PostgresConfig, work: Callable[[Connection], Awaitable[None]]
+    ) -> None:
+        """Carry on with some work over one connection after another."""
         attempt = 0
         while True:
             try:
-                async with await connect(postgres, name="horsies-worker") as connection:
+                async with await connect_worker(postgres, "horsies-worker") as connection:
                     attempt = 0
-                    await self._engine.run(connection)
+                    await work(connection)
                     return
             except TRANSIENT as error:
                 await self._bear(error, attempt, postgres)
@@ -201,7 +209,7 @@ class Worker:
     async def _resign(self, postgres: PostgresConfig) -> None:
         try:
             async with asyncio.timeout(2):
-                async with await connect(postgres, name="horsies-worker") as connection:
+                async with await connect_worker(postgres, "horsies-worker") as connection:
                     await workers.resign(connection, self._engine.owner.worker_id)
         except TRANSIENT as error:
             logger.warning("could not sign off (%s); the lease will run out by itself", type(error).__name__)

@@ -67,10 +67,11 @@ CREATE TABLE horsies_tasks_history_default PARTITION OF horsies_tasks_history (
     CONSTRAINT horsies_tasks_history_default_pkey PRIMARY KEY (id)
 ) DEFAULT;
 
--- A history partition for each of the days from today on that has none yet. Attaching takes no lock that a reader or
--- a settling worker waits for; a day that already has rows in the default partition stays there.
+-- A history partition for each of the days from today on that has none yet; gives back how many it made. Attaching one
+-- locks the default partition for a moment. While somebody reads that, everyone after us would wait as long as we do,
+-- so we give up instead: another call makes it, and a day that already has rows in the default partition stays there.
 CREATE FUNCTION horsies_prepare_history(days integer) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
 DECLARE
     today date := (now() AT TIME ZONE 'UTC')::date;
     part text;
@@ -78,6 +79,9 @@ DECLARE
     upper_end timestamptz;
     made integer := 0;
 BEGIN
+    IF NOT pg_try_advisory_xact_lock(7240118055) THEN
+        RETURN 0;  -- somebody else is at it
+    END IF;
     FOR offset_days IN 0 .. days LOOP
         part := 'horsies_tasks_' || to_char(today + offset_days, 'YYYYMMDD');
         lower_end := (today + offset_days)::timestamp AT TIME ZONE 'UTC';
@@ -92,6 +96,8 @@ BEGIN
         made := made + 1;
     END LOOP;
     RETURN made;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN 0;
 END $$;
 
 -- What has ended stays as it ended. The one way back is an operator's requeue of a failed task; retention may clear
@@ -243,8 +249,10 @@ BEGIN
             coalesce(horsies_send.queue_name, known.queue_name, 'default'),
             coalesce(horsies_send.priority, known.priority, 100),
             coalesce(known.is_async, false), coalesce(known.max_retries, 0), known.timeout_ms, known.task_options,
-            horsies_send.kwargs::text, now() + make_interval(secs => horsies_send.delay_seconds),
+            horsies_send.kwargs::text, now() + make_interval(secs => coalesce(horsies_send.delay_seconds, 0)),
             horsies_send.good_until);
+    -- In any case: this transaction may commit long after the insert looked whether a worker waits.
+    PERFORM pg_notify(horsies_queue_channel(coalesce(horsies_send.queue_name, known.queue_name, 'default')), '');
     RETURN wanted_id;
 END $$;
 

@@ -21,7 +21,7 @@ SELECT id, task_name, queue_name, is_async, priority, kwargs,
   FROM asked
  WHERE idempotency_key IS NULL OR id IN (SELECT task_id FROM reserved)
 ON CONFLICT DO NOTHING
-RETURNING id;
+RETURNING CAST(id AS text);
 
 -- name: wake
 -- Notify the workers of these queues in any case: the caller's transaction may commit long after the insert looked
@@ -31,8 +31,9 @@ SELECT pg_notify(horsies_queue_channel(queue_name), '')
 
 -- name: taken
 -- For each row that `send` left out: the task that holds its idempotency key, its unique key or its very id.
-SELECT asked.id, key.task_id, key.enqueue_sha, twin.id,
-       same.id, same.task_name IS NOT DISTINCT FROM asked.task_name
+SELECT CAST(asked.id AS text), CAST(key.task_id AS text), key.enqueue_sha, CAST(twin.id AS text),
+       CAST(same.id AS text),
+       same.task_name IS NOT DISTINCT FROM asked.task_name
                 AND same.queue_name IS NOT DISTINCT FROM asked.queue_name
                 AND same.kwargs IS NOT DISTINCT FROM asked.kwargs
   FROM json_to_recordset(CAST(%(rows)s AS json)) AS asked (
@@ -45,64 +46,73 @@ SELECT asked.id, key.task_id, key.enqueue_sha, twin.id,
 -- Which of these ids have ended already: a send repeated after a lost reply must not start them again.
 SELECT id FROM horsies_tasks WHERE NOT live AND id = ANY (%(ids)s::uuid[]) AND terminal_at >= %(since)s;
 
--- name: claim
--- Take the most urgent due tasks, queue by queue in the order given, each up to its quota. A queue is read from the
--- key where the last claim ended, so that dead rows before it are not walked again. The first rows go straight to
--- the children whose pids are given and are started here and now; the rest wait in the worker as CLAIMED.
-WITH next AS MATERIALIZED (
+-- name: exchange
+-- The hot path in one round trip: end tasks that returned, and take the most urgent due ones instead.
+--
+-- A task that is no longer ours is not ended: its result is dropped. Queues are read in the order given, each up to its
+-- quota, from the key where the last claim ended, so that dead rows before it are not walked again. The first rows go
+-- straight to the children whose pids are given and are started here and now; the rest wait in the worker as CLAIMED.
+-- The first row of the answer has no id; its claim_seq says how many tasks were ended.
+WITH ended AS (
+    UPDATE horsies_tasks AS task
+       SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
+      FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
+     WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+    RETURNING task.id, task.awaited
+), told AS (
+    SELECT count(*) AS ended, count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) AS notified FROM ended
+), next AS MATERIALIZED (
     SELECT task.id
-      FROM unnest(%(queues)s::text[], %(quotas)s::int[],
-                  %(after_priority)s::smallint[], %(after_time)s::timestamptz[], %(after_id)s::uuid[])
-           WITH ORDINALITY AS asked (queue_name, quota, priority, enqueued_at, id, place)
+      FROM ROWS FROM (json_to_recordset(CAST(%(queues)s AS json))
+                      AS (queue_name text, quota integer, priority smallint, enqueued_at timestamptz, id uuid))
+           WITH ORDINALITY AS queue (queue_name, quota, priority, enqueued_at, id, place)
      CROSS JOIN LATERAL (
            SELECT id FROM horsies_tasks_live AS task
-            WHERE task.queue_name = asked.queue_name AND task.is_async = %(is_async)s
-              AND (task.priority, task.enqueued_at, task.id) > (asked.priority, asked.enqueued_at, asked.id)
+            WHERE task.queue_name = queue.queue_name AND task.is_async = %(is_async)s
+              AND (task.priority, task.enqueued_at, task.id) > (queue.priority, queue.enqueued_at, queue.id)
               AND task.enqueued_at <= now() AND task.status = 'PENDING'
               AND (task.good_until IS NULL OR task.good_until > now())
             ORDER BY task.priority, task.enqueued_at, task.id
-            LIMIT asked.quota
+            LIMIT queue.quota
               FOR UPDATE SKIP LOCKED) AS task
-     ORDER BY asked.place
+     ORDER BY queue.place
      LIMIT %(limit)s
 ), placed AS (
-    SELECT id, (%(pids)s::int[])[row_number() OVER ()] AS pid FROM next
+    SELECT id, place, (CAST(%(pids)s AS integer[]))[place] AS pid
+      FROM (SELECT id, row_number() OVER () AS place FROM next) AS next
+), claimed AS (
+    UPDATE horsies_tasks_live AS task
+       SET status = CASE WHEN placed.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
+           claimed_at = now(),
+           claim_expires_at = now() + make_interval(secs => %(lease_seconds)s),
+           started_at = CASE WHEN placed.pid IS NULL THEN NULL ELSE now() END,
+           claim_seq = task.claim_seq + 1,
+           claimed_by_worker_id = %(worker_id)s,
+           worker_pid = placed.pid,
+           worker_hostname = %(hostname)s,
+           worker_process_name = %(process_name)s
+      FROM placed
+     WHERE task.id = placed.id
+    RETURNING placed.place, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
+              task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
+              task.crash_count, task.task_options
 )
-UPDATE horsies_tasks_live AS task
-   SET status = CASE WHEN placed.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
-       claimed_at = now(),
-       claim_expires_at = now() + make_interval(secs => %(lease_seconds)s),
-       started_at = CASE WHEN placed.pid IS NULL THEN NULL ELSE now() END,
-       claim_seq = task.claim_seq + 1,
-       claimed_by_worker_id = %(worker_id)s,
-       worker_pid = placed.pid,
-       worker_hostname = %(hostname)s,
-       worker_process_name = %(process_name)s
-  FROM placed
- WHERE task.id = placed.id
-RETURNING task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name, task.priority,
-          task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries, task.crash_count,
-          task.task_options;
+SELECT 0 AS place, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
+       NULL AS queue_name, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
+       NULL::smallint, NULL::smallint, NULL
+  FROM told
+UNION ALL
+SELECT * FROM claimed
+ ORDER BY place;
 
 -- name: start
 -- Prefetched tasks leave for a child: only those that are still ours and still in time.
 UPDATE horsies_tasks_live AS task
    SET status = 'RUNNING', started_at = now(), worker_pid = chosen.pid
-  FROM unnest(%(ids)s::uuid[], %(seqs)s::int[], %(pids)s::int[]) AS chosen (id, claim_seq, pid)
+  FROM json_to_recordset(CAST(%(starts)s AS json)) AS chosen (id uuid, claim_seq integer, pid integer)
  WHERE task.id = chosen.id AND task.claim_seq = chosen.claim_seq AND task.status = 'CLAIMED'
    AND (task.good_until IS NULL OR task.good_until > now())
 RETURNING task.id;
-
--- name: complete
--- End tasks that returned. One that is missing from the answer is no longer ours: its result is dropped.
-WITH ended AS (
-    UPDATE horsies_tasks AS task
-       SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
-      FROM unnest(%(ids)s::uuid[], %(seqs)s::int[], %(results)s::text[]) AS outcome (id, claim_seq, result)
-     WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
-    RETURNING task.id, task.awaited
-)
-SELECT id, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ended;
 
 -- name: fail
 -- End attempts that failed. With a delay the task goes back to PENDING, unless it would be due too late; else, and
@@ -114,9 +124,9 @@ WITH outcome AS (
            said.delay_seconds IS NOT NULL
                AND (task.good_until IS NULL
                     OR now() + make_interval(secs => said.delay_seconds) < task.good_until) AS again
-      FROM unnest(%(ids)s::uuid[], %(seqs)s::int[], %(results)s::text[], %(codes)s::text[], %(messages)s::text[],
-                  %(reasons)s::text[], %(delays)s::double precision[], %(crashes)s::int[])
-           AS said (id, claim_seq, result, error_code, error_message, failed_reason, delay_seconds, crashes)
+      FROM json_to_recordset(CAST(%(failures)s AS json)) AS said (
+               id uuid, claim_seq integer, result text, error_code text, error_message text, failed_reason text,
+               delay_seconds double precision, crashed boolean)
       JOIN horsies_tasks_live AS task
         ON task.id = said.id AND task.claim_seq = said.claim_seq AND task.status = 'RUNNING'
        FOR UPDATE OF task
@@ -131,7 +141,7 @@ WITH outcome AS (
        SET live = again,
            status = CASE WHEN again THEN 'PENDING' ELSE 'FAILED' END,
            claim_seq = task.claim_seq + again::int,
-           crash_count = task.crash_count + outcome.crashes,
+           crash_count = task.crash_count + outcome.crashed::int,
            retry_count = task.retry_count + again::int,
            enqueued_at = CASE WHEN again THEN outcome.due ELSE task.enqueued_at END,
            next_retry_at = CASE WHEN again THEN outcome.due END,
@@ -247,7 +257,7 @@ SELECT task_id, attempt, outcome, will_retry, started_at, finished_at, error_cod
  WHERE task_id = %(id)s
  ORDER BY attempt DESC, finished_at DESC;
 
--- name: count_mine
+-- name: mine
 -- How many of these this worker has ended itself.
 SELECT count(*) FROM horsies_tasks
  WHERE NOT live AND id = ANY (%(ids)s::uuid[]) AND terminal_at >= %(since)s

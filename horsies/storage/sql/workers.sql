@@ -52,10 +52,9 @@ RETURNING worker_id, hostname, pid;
 
 -- name: orphans
 -- Tasks held by a worker that is dead or unknown.
-SELECT task.status,
-       task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name, task.priority,
-       task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries, task.crash_count,
-       task.task_options
+SELECT task.status, 0 AS place, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
+       task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
+       task.crash_count, task.task_options
   FROM horsies_tasks_live AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
  WHERE task.status <> 'PENDING' AND (worker.worker_id IS NULL OR worker.dead_at IS NOT NULL)
  ORDER BY task.id
@@ -68,7 +67,7 @@ WITH freed AS (
     UPDATE horsies_tasks_live AS task
        SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
            claim_expires_at = NULL, worker_pid = NULL
-      FROM unnest(%(ids)s::uuid[], %(seqs)s::int[]) AS lost (id, claim_seq)
+      FROM json_to_recordset(CAST(%(lost)s AS json)) AS lost (id uuid, claim_seq integer)
      WHERE task.id = lost.id AND task.claim_seq = lost.claim_seq AND task.status = 'CLAIMED'
     RETURNING task.queue_name
 )

@@ -1,0 +1,74 @@
+# Everything a clone needs, one word each. Whatever is missing is set up first, in $(VENV) and nowhere else.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Left empty, a suitable Python is looked for.
+PYTHON ?=
+USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
+
+.PHONY: help demo test lint types bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo    see tasks succeed, fail, retry, run late, time out, crash and expire'
+	@echo 'make test    run the whole test suite on a PostgreSQL of its own'
+	@echo 'make lint    style and import rules'
+	@echo 'make types   type check'
+	@echo 'make bench   measure how fast it is on this machine'
+	@echo 'make clean   remove everything that was set up or built here'
+
+demo: $(VENV)/.runs
+	$(BIN)/horsies demo --once
+
+test: $(VENV)/.develops
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/.develops
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+types: $(VENV)/.develops
+	$(BIN)/pyright
+
+bench: $(VENV)/.develops
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf .venv .venv-3.* build dist *.egg-info
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A file in the environment marks what is installed in it, so that only a changed pyproject.toml installs again.
+
+$(VENV)/.runs: pyproject.toml | $(BIN)/python
+	$(call install,-e '.[local]')
+	@touch $@
+
+$(VENV)/.develops: pyproject.toml | $(BIN)/python
+	$(call install,-e '.[local]' --group dev)
+	@touch $@ $(VENV)/.runs
+
+# pip knows dependency groups from 25.1 on.
+ifdef USE_UV
+install = uv pip install --quiet --python $(BIN)/python $(1)
+else
+install = $(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1' \
+	&& $(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
+endif
+
+ifdef USE_UV
+$(BIN)/python:
+	uv venv --quiet --allow-existing --python '>=3.11' $(VENV)
+else
+$(BIN)/python:
+	@for candidate in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python); do \
+		if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "setting up $(VENV) with $$("$$candidate" --version)"; \
+			exec "$$candidate" -m venv --clear $(VENV); \
+		fi; \
+	done; \
+	echo 'error: no Python 3.11 or later with its venv module was found; install one (on Debian: python3 and' \
+		'python3-venv), or name it: make PYTHON=/path/to/python3' >&2; \
+	exit 1
+endif

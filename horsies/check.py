@@ -1,0 +1,189 @@
+"""Look for mistakes before anything runs.
+
+A check goes through phases and stops after the first that finds something, with everything that phase found: task
+modules that cannot be imported, error codes that cannot mean what they say, a database that cannot be used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from uuid import uuid4
+
+import psycopg
+from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
+
+from horsies.broker import resolve
+from horsies.config import AppConfig, PostgresConfig, database_url_from
+from horsies.discovery import import_module, suppressed_sends
+from horsies.errors import (
+    ConfigurationError,
+    DatabaseError,
+    ErrorCode,
+    HorsiesError,
+    ValidationReport,
+    mask_passwords,
+)
+from horsies.portal import run_sync
+from horsies.registry import TaskRegistry
+from horsies.retry import ExceptionMapper
+from horsies.status import (
+    BUILTIN_CODE_REGISTRY,
+    BuiltInTaskCode,
+    OperationalErrorCode,
+    OutcomeCode,
+    RetrievalCode,
+)
+from horsies.storage.database import TRANSIENT, Connection, connect, explain
+from horsies.storage.migrate import LATEST, installed_version
+
+ANSWER_SECONDS = 5.0
+
+# An exception may well be called what it is called anyway.
+_RAISED = {OperationalErrorCode.UNHANDLED_EXCEPTION, OperationalErrorCode.TASK_EXCEPTION}
+# What whoever waits for a task is told, or becomes of one that does not run: no run ends so, none can be retried for it.
+_NEVER_RUN = {*RetrievalCode, OutcomeCode.TASK_CANCELLED, OutcomeCode.TASK_EXPIRED}
+
+
+def check(app: TaskRegistry, *, live: bool = False) -> list[HorsiesError]:
+    """The mistakes of the first phase that finds any; with `live`, the database is tried out too.
+
+    >>> check(app, live=True)
+    []
+    """
+    for phase in (_imports, _codes, _database_url, *((_database,) if live else ())):
+        if found := phase(app):
+            return found
+    return []
+
+
+def _imports(app: TaskRegistry) -> list[HorsiesError]:
+    report = ValidationReport("imports")
+    with suppressed_sends(app):
+        for module in app.task_modules:
+            report.collect(lambda module=module: import_module(module))
+    return report.errors
+
+
+def _codes(app: TaskRegistry) -> list[HorsiesError]:
+    """Codes of ours that a user's settings hand out as their own. Written as an enum member, it is meant."""
+    config = app.config
+    found = [*_lent("AppConfig", config.exception_mapper, config.default_unhandled_error_code)]
+    for task in (task.definition for task in app.tasks.values()):
+        owner = f"task {task.name!r}"
+        found += _lent(owner, task.exception_mapper or {}, task.default_unhandled_error_code)
+        for code in () if task.retry_policy is None else task.retry_policy.auto_retry_for:
+            if _builtin(code) in _NEVER_RUN:
+                problem = f"{owner} lists {code!r} in auto_retry_for, and no run of a task ends with it"
+                remedy = "a run that takes too long ends with 'TASK_TIMEOUT', one that raises with 'UNHANDLED_EXCEPTION'"
+                found.append(_collision(problem, remedy))
+    return found
+
+
+def _lent(owner: str, mapper: ExceptionMapper, default: str | None) -> Iterator[HorsiesError]:
+    remedy = "use a code of your own, such as UPSTREAM_DOWN"
+    for exception, code in mapper.items():
+        if _builtin(code) not in (None, *_RAISED):
+            yield _collision(
+                f"{owner} maps {exception.__name__} to {code!r}, which is a code of horsies' own", remedy
+            )
+    if _builtin(default) not in (None, *_RAISED):
+        yield _collision(
+            f"{owner} has default_unhandled_error_code={default!r}, which is a code of horsies' own", remedy
+        )
+
+
+def _builtin(code: str | None) -> BuiltInTaskCode | None:
+    """Our own code that a plain string spells."""
+    return BUILTIN_CODE_REGISTRY.get(code) if type(code) is str else None
+
+
+def _collision(problem: str, remedy: str) -> HorsiesError:
+    return ConfigurationError(problem, code=ErrorCode.CHECK_RESERVED_CODE_COLLISION, help_text=remedy)
+
+
+def configured_database(config: AppConfig) -> PostgresConfig | None:
+    """The database that the app or the environment names; None when it will be a server of our own."""
+    url = database_url_from(os.environ)
+    return config.broker or (None if url is None else PostgresConfig(database_url=url))
+
+
+def _database_url(app: TaskRegistry) -> list[HorsiesError]:
+    postgres = configured_database(app.config)
+    return [] if postgres is None else unreadable_urls([postgres.conninfo, postgres.session_conninfo])
+
+
+def unreadable_urls(urls: Iterable[str]) -> list[HorsiesError]:
+    """What is wrong with the spelling of database URLs; libpq's own message is left out, for it may quote the password."""
+    found: list[HorsiesError] = []
+    for url in dict.fromkeys(urls):
+        try:
+            conninfo_to_dict(url)
+        except psycopg.ProgrammingError:
+            problem = f"PostgreSQL cannot read the URL {mask_passwords(url)!r}"
+            remedy = "write it as postgresql://user:password@host:5432/database, special characters as %20 and the like"
+            found.append(ConfigurationError(problem, code=ErrorCode.BROKER_INVALID_URL, help_text=remedy))
+    return found
+
+
+def _database(app: TaskRegistry) -> list[HorsiesError]:
+    report = ValidationReport("database")
+    report.collect(lambda: run_sync(_try_out(resolve(app.config))))
+    return report.errors
+
+
+async def _try_out(postgres: PostgresConfig) -> None:
+    try:
+        async with await connect(postgres, name="horsies-check") as connection:
+            await connection.execute("SELECT 1")
+        async with await connect(postgres, session=True, name="horsies-check") as connection:
+            await _hear_ourselves(connection)
+            problem = schema_problem(await installed_version(connection))
+    except TRANSIENT as error:
+        raise explain(error, postgres) from error
+    except errors.InsufficientPrivilege as error:
+        raise no_permission(error) from error
+    if problem is not None:
+        raise problem
+
+
+async def _hear_ourselves(connection: Connection) -> None:
+    """A pooler in transaction mode swallows notifications without a word."""
+    channel = f"horsies_check_{uuid4().hex}"
+    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+    await connection.execute("SELECT pg_notify(%s, '')", (channel,))
+    async for _ in connection.notifies(timeout=ANSWER_SECONDS, stop_after=1):
+        return
+    raise DatabaseError(
+        f"a notification did not come back within {ANSWER_SECONDS:.0f} s",
+        code=ErrorCode.BROKER_INIT_FAILED,
+        help_text="behind a pooler, point PostgresConfig(session_database_url=…) at PostgreSQL itself",
+    )
+
+
+def schema_problem(version: int) -> DatabaseError | None:
+    """What is wrong with a schema of this version, if anything; 0 stands for none at all."""
+    if version < LATEST:
+        state = f"has schema version {version}" if version else "has no schema yet"
+        return DatabaseError(
+            f"the database {state}, this horsies needs {LATEST}",
+            code=ErrorCode.SCHEMA_BEHIND,
+            help_text="run `horsies migrate`; a worker does the same when it starts",
+        )
+    if version > LATEST:
+        return DatabaseError(
+            f"the database has schema version {version}, this horsies knows {LATEST} at most",
+            code=ErrorCode.SCHEMA_TOO_NEW,
+            help_text="upgrade horsies here: a newer version has migrated this database",
+        )
+    return None
+
+
+def no_permission(error: errors.InsufficientPrivilege) -> DatabaseError:
+    """The error that a user sees whose role may not use the tables."""
+    return DatabaseError(
+        f"PostgreSQL says: {error.diag.message_primary or error}",
+        code=ErrorCode.SCHEMA_PERMISSION,
+        help_text="connect as the role that ran `horsies migrate`, or have it grant you the schema and its tables",
+    )

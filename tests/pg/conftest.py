@@ -1,0 +1,99 @@
+"""Apps, tasks and a worker's hands on the database of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
+from horsies.task import Task
+from tests.pg.hands import Hands
+from tests.support.proxy import Proxy
+
+Add = Task[[int, int], int]
+
+
+def define_add(app: Horsies, **options: Any) -> Add:
+    """The task that most tests send."""
+
+    @app.task("add", **options)
+    def add(x: int, y: int = 0) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=x + y)
+
+    return add
+
+
+def new_apps(database_url: str) -> Iterator[Callable[..., Horsies]]:
+    """Makes apps on a database, or on another by `url`, and closes them in the end."""
+    apps: list[Horsies] = []
+
+    def make(*, url: str = database_url, pool: dict[str, Any] | None = None, **settings: Any) -> Horsies:
+        app = Horsies(AppConfig(broker=PostgresConfig(database_url=url, **pool or {}), **settings))
+        apps.append(app)
+        return app
+
+    yield make
+
+    async def close() -> None:
+        for app in apps:
+            await app.get_broker().close_async()
+
+    asyncio.run(close())
+
+
+@pytest.fixture
+def make_app(database_url: str) -> Iterator[Callable[..., Horsies]]:
+    yield from new_apps(database_url)
+
+
+@pytest.fixture(scope="module")
+def quiet_url(server_url: str, template: str) -> Iterator[str]:
+    """One database for a module whose tests store nothing."""
+    name = f"quiet_{uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as admin:
+        admin.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
+        yield server_url.rpartition("/")[0] + f"/{name}"
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def app(make_app: Callable[..., Horsies]) -> Horsies:
+    return make_app()
+
+
+@pytest.fixture
+def add(app: Horsies) -> Add:
+    return define_add(app)
+
+
+@pytest.fixture
+def hire(database_url: str) -> Iterator[Callable[[], Hands]]:
+    """As many workers' hands as the test needs."""
+    hired: list[Hands] = []
+
+    def new() -> Hands:
+        hired.append(Hands(database_url))
+        return hired[-1]
+
+    yield new
+    for hands in hired:
+        hands.close()
+
+
+@pytest.fixture
+def hands(hire: Callable[[], Hands]) -> Hands:
+    return hire()
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    with Proxy(database_url) as proxy:
+        yield proxy

@@ -1,0 +1,139 @@
+"""A worker's hands without the worker: rows are claimed and settled through the storage layer, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from horsies import PostgresConfig
+from horsies.storage import tasks, workers
+from horsies.storage.database import connect_worker
+from horsies.storage.tasks import Ask, Claimed, Completed, Failure, QueueAsk, Start
+from horsies.storage.workers import Registration
+
+T = TypeVar("T")
+Key = tuple[int, str, str]
+
+START: Key = (0, "2000-01-01T00:00:00Z", str(UUID(int=0)))
+LEASE_SECONDS = 60.0
+OK = '{"ok":5}'
+ERR = '{"err":{"error_code":"BROKEN","message":"it broke","data":null,"exception":null}}'
+
+
+class Hands:
+    """One session of a worker that never was."""
+
+    def __init__(self, url: str) -> None:
+        self.worker_id = uuid4()
+        self._runner = asyncio.Runner()
+        self._connection = self._run(connect_worker(PostgresConfig(database_url=url), "hands"))
+
+    def close(self) -> None:
+        self._run(self._connection.close())
+        self._runner.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def execute(self, statement: str) -> None:
+        """Anything else that the session should do, such as a setting."""
+        self._run(self._connection.execute(statement.encode()))
+
+    def claim(
+        self,
+        *queues: str,
+        limit: int = 100,
+        quotas: Sequence[int] | None = None,
+        after: Key = START,
+        pids: Sequence[int] = (),
+        is_async: bool = False,
+    ) -> list[Claimed]:
+        """Take what is due, most urgent first; a row goes straight to a child while there are pids."""
+        names = queues or ("default",)
+        asked = [
+            QueueAsk(name, quota, *after) for name, quota in zip(names, quotas or [limit] * len(names), strict=True)
+        ]
+        return self._exchange([], asked, limit, pids, is_async)[1]
+
+    def run_next(self, *queues: str, limit: int = 100, pid: int = 4242) -> list[Claimed]:
+        """Claim and start, all at once."""
+        return self.claim(*queues, limit=limit, pids=[pid] * limit)
+
+    def complete(self, claimed: Iterable[Claimed], result: str = OK) -> int:
+        """End tasks that returned; how many were still ours."""
+        return self._exchange([Completed(task.id, task.claim_seq, result) for task in claimed], [], 0)[0]
+
+    def _exchange(
+        self,
+        completed: Sequence[Completed],
+        queues: list[QueueAsk],
+        limit: int,
+        pids: Sequence[int] = (),
+        is_async: bool = False,
+    ) -> tuple[int, list[Claimed]]:
+        ask = Ask(
+            queues=queues,
+            is_async=is_async,
+            limit=limit,
+            pids=list(pids),
+            lease_seconds=LEASE_SECONDS,
+            worker_id=self.worker_id,
+            hostname="host",
+            process_name="hands",
+        )
+        return self._run(tasks.exchange(self._connection, completed, ask))
+
+    def fail(
+        self,
+        claimed: Iterable[Claimed],
+        *,
+        delay_seconds: float | None = None,
+        crashed: bool = False,
+        reason: str | None = None,
+    ) -> dict[str, bool]:
+        """End attempts that failed; for those that were ours, whether they are tried again."""
+        failures = [
+            Failure(
+                id=task.id,
+                claim_seq=task.claim_seq,
+                result=ERR,
+                error_code="BROKEN",
+                error_message="it broke",
+                failed_reason=reason,
+                delay_seconds=delay_seconds,
+                crashed=crashed,
+            )
+            for task in claimed
+        ]
+        return self._run(tasks.fail(self._connection, failures))
+
+    def start(self, claimed: Iterable[Claimed], pid: int = 4242) -> set[str]:
+        starts = [Start(task.id, task.claim_seq, pid) for task in claimed]
+        return self._run(tasks.start(self._connection, starts))
+
+    def release(self, keep: Iterable[str] = ()) -> int:
+        return self._run(tasks.release(self._connection, self.worker_id, keep))
+
+    def unclaim(self, claimed: Sequence[Claimed]) -> None:
+        self._run(workers.unclaim(self._connection, claimed))
+
+    def expire(self, result: str = ERR) -> int:
+        return self._run(tasks.expire(self._connection, self.worker_id, result))
+
+    def next_due(self, *queues: str) -> float | None:
+        return self._run(tasks.next_due(self._connection, queues or ("default",)))
+
+    def register(self, *queues: str, waiting: bool) -> None:
+        """Say who we are, and whether we sleep until we are notified."""
+        registration = Registration(
+            worker_id=self.worker_id,
+            hostname="host",
+            pid=1,
+            processes=1,
+            queues=list(queues or ("default",)),
+            lease_seconds=LEASE_SECONDS,
+        )
+        self._run(workers.register(self._connection, registration, []))
+        self._run(workers.wait(self._connection, self.worker_id, waiting))

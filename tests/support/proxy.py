@@ -1,0 +1,155 @@
+"""A TCP proxy in front of PostgreSQL that loses what it is told to lose.
+
+It knows just enough of the protocol to tell where a statement begins and where its answer ends, and so can do what a
+bad network does at the worst moment: let the server carry out a statement and never tell the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Coroutine
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+T = TypeVar("T")
+Fault = Literal["reply", "statement"]
+
+# How a client's message begins that asks for something: Parse, Bind or Query.
+_STATEMENTS = (b"P", b"B", b"Q")
+_READY = b"Z\x00\x00\x00\x05"
+
+
+class Proxy:
+    """Between a client and the server of a URL; `url` is where to connect instead."""
+
+    def __init__(self, server_url: str) -> None:
+        self._server = urlsplit(server_url)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
+        self._links: set[_Link] = set()
+        self._fault: Fault | None = None
+        self._skip = 0
+        self.refusing = False
+        self.lost = 0
+        self.statements = 0
+
+    @property
+    def url(self) -> str:
+        login = f"{self._server.username}:{self._server.password}"
+        return self._server._replace(netloc=f"{login}@127.0.0.1:{self._port}").geturl()
+
+    def lose_reply(self, skip: int = 0) -> None:
+        """The next statement, or a later one, is carried out, but its answer never arrives."""
+        self._fault, self._skip = "reply", skip
+
+    def lose_statement(self, skip: int = 0) -> None:
+        """The next statement, or a later one, never reaches the server."""
+        self._fault, self._skip = "statement", skip
+
+    def cut(self) -> None:
+        """Reset every connection there is."""
+        self._call(self._cut())
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        self._listener = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self._port = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _cut(self) -> None:
+        for link in self._links:
+            link.reset()
+
+    async def _close(self) -> None:
+        self._listener.close()
+        await self._cut()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            _reset(writer)
+            return
+        upstream = await asyncio.open_connection(self._server.hostname, self._server.port)
+        link = _Link(self, (reader, writer), upstream)
+        self._links.add(link)
+        try:
+            await link.run()
+        finally:
+            self._links.discard(link)
+
+    def next_fault(self) -> Fault | None:
+        """What befalls the statement that has just come."""
+        self.statements += 1
+        if self._fault is None:
+            return None
+        if self._skip > 0:
+            self._skip -= 1
+            return None
+        fault, self._fault = self._fault, None
+        self.lost += 1
+        return fault
+
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Link:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, client: Stream, server: Stream) -> None:
+        self._proxy = proxy
+        self._client_reader, self._client = client
+        self._server_reader, self._server = server
+        self._answering = False
+        self._swallowing = False
+
+    async def run(self) -> None:
+        both = [asyncio.create_task(self._upstream()), asyncio.create_task(self._downstream())]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        self.reset()
+        await asyncio.gather(*both, return_exceptions=True)
+
+    def reset(self) -> None:
+        _reset(self._client)
+        self._server.transport.abort()
+
+    async def _upstream(self) -> None:
+        while data := await self._client_reader.read(1 << 16):
+            if not self._answering and data.startswith(_STATEMENTS):
+                self._answering = True
+                fault = self._proxy.next_fault()
+                if fault == "statement":
+                    return
+                self._swallowing = fault == "reply"
+            self._server.write(data)
+
+    async def _downstream(self) -> None:
+        while data := await self._server_reader.read(1 << 16):
+            is_ready = _READY in data
+            if not self._swallowing:
+                self._client.write(data)
+            elif is_ready:
+                return
+            if is_ready:
+                self._answering = False
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close as a broken network does, so that the other side sees an error and not an end."""
+    connection = writer.get_extra_info("socket")
+    if connection is not None and connection.fileno() >= 0:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
