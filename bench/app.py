@@ -1,0 +1,18 @@
+"""The app that is measured."""
+
+import time
+
+from horsies import AppConfig, Horsies, TaskError, TaskResult
+
+app = Horsies(AppConfig(claim_lease_ms=30_000))
+
+
+@app.task("noop")
+def noop(x: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=x)
+
+
+@app.task("moment")
+def moment() -> TaskResult[float, TaskError]:
+    """When user code started, on the clock that all processes of a machine share."""
+    return TaskResult(ok=time.monotonic())

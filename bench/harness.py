@@ -1,0 +1,114 @@
+"""A server with fsync on, a database of the run's own, workers as users start them, and the server's own counters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from horsies import embedded
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the server has done so far."""
+
+    transactions: int
+    wal_bytes: int
+
+
+class Bench:
+    """One run's database, and a session on it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.session: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(url, autocommit=True)
+
+    def value(self, sql: str) -> Any:
+        row = self.session.execute(sql.encode()).fetchone()
+        return None if row is None else row[0]
+
+    def empty(self) -> None:
+        """Start the next measurement from empty tables."""
+        self.session.execute("TRUNCATE horsies_tasks, horsies_attempts, horsies_workers")
+        self.session.execute("VACUUM ANALYZE horsies_tasks_live")
+        self.session.execute("CHECKPOINT")
+
+    def settle_statistics(self) -> None:
+        self.session.execute("VACUUM ANALYZE horsies_tasks_live")
+        self.session.execute("CHECKPOINT")
+
+    def counters(self) -> Counters:
+        self.session.execute("SELECT pg_stat_clear_snapshot()")
+        transactions = self.value(
+            "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+        )
+        return Counters(
+            int(transactions), int(self.value("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
+        )
+
+    def wait_until(self, sql: str, seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.value(sql):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not true within {seconds} s: {sql}")
+            time.sleep(0.05)
+
+    @contextmanager
+    def worker(self, *arguments: str) -> Generator[None]:
+        """A worker, idle or at work, for as long as the block lasts."""
+        command = [
+            sys.executable,
+            "-m",
+            "horsies",
+            "worker",
+            "bench.app:app",
+            "--loglevel",
+            "WARNING",
+            *arguments,
+        ]
+        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "HORSIES_DATABASE_URL": self.url})
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    def wait_for_idle_worker(self) -> None:
+        self.wait_until("SELECT bool_and(waiting) FROM horsies_workers")
+
+
+@contextmanager
+def bench_database() -> Generator[Bench]:
+    """The database that HORSIES_BENCH_URL names (its horsies tables are emptied), or a server of the run's own."""
+    given = os.environ.get("HORSIES_BENCH_URL")
+    if given is not None:
+        yield Bench(given)
+        return
+    with tempfile.TemporaryDirectory(prefix="horsies-bench-") as folder:
+        home = Path(folder)
+        try:
+            yield Bench(embedded.ensure(home, announce=_quiet).url)
+        finally:
+            embedded.stop(home, remove=True)
+
+
+def _quiet(_message: str) -> None:
+    """The run says by itself where it measures."""
+
+
+def rate(count: int, work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - began)

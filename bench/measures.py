@@ -1,0 +1,243 @@
+"""What is measured. Each measurement stands beside the limit that it is compared with, taken in the same run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import uuid4
+
+import psycopg
+
+from bench import sql_only
+from bench.app import moment, noop
+from bench.harness import Bench, rate
+
+PRODUCERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the report; `target` reads «at least» for rates and ratios, «at most» for costs."""
+
+    what: str
+    value: float
+    unit: str
+    ratio: float | None = None
+    of: str = ""
+    target: str = ""
+    met: bool | None = None
+
+
+def drains(bench: Bench, count: int) -> Iterator[Figure]:
+    """Empty a queue of no-op tasks: SQL alone, with prefetch, and strictly one at a time."""
+    bench.empty()
+    noop.send_many([(n,) for n in range(count)]).unwrap()
+    bench.settle_statistics()
+    limit = sql_only.drain(bench)
+    yield Figure("SQL alone, the same statements, batches of 200", limit, "tasks/s")
+
+    fast, transactions, wal = _drain(bench, count, "--prefetch-buffer", "1000")
+    yield Figure(
+        "drain, 2 processes, prefetch",
+        fast,
+        "tasks/s",
+        fast / limit,
+        "SQL alone",
+        "≥ 0.5",
+        fast / limit >= 0.5,
+    )
+    yield Figure("  transactions per task", transactions, "", target="≤ 0.1", met=transactions <= 0.1)
+    yield Figure("  WAL per task", wal, "bytes", target="≤ 2,048", met=wal <= 2048)
+
+    commit = sql_only.commit_seconds(bench, 300)
+    yield Figure("a small commit, there and back", commit * 1000, "ms")
+    strict, _, _ = _drain(bench, max(500, count // 10))
+    ceiling = 2 / commit
+    ratio = strict / ceiling
+    yield Figure("drain, 2 processes, strict", strict, "tasks/s", ratio, "2 ÷ commit", "≥ 0.3", ratio >= 0.3)
+
+
+def _drain(bench: Bench, count: int, *flags: str) -> tuple[float, float, float]:
+    bench.empty()
+    noop.send_many([(n,) for n in range(count)]).unwrap()
+    bench.settle_statistics()
+    before = bench.counters()
+    with bench.worker("--processes", "2", "--max-tasks-per-child", "0", *flags):
+        bench.wait_until("SELECT NOT EXISTS (SELECT FROM horsies_tasks_live)")
+        time.sleep(1.2)  # the server's statistics lag by up to a second
+        after = bench.counters()
+    seconds = float(
+        bench.value(
+            "SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks WHERE NOT live"
+        )
+    )
+    return (
+        count / seconds,
+        (after.transactions - before.transactions) / count,
+        (after.wal_bytes - before.wal_bytes) / count,
+    )
+
+
+def sends(bench: Bench, count: int) -> Iterator[Figure]:
+    """Send one by one beside a bare insert of the same row, and in bulk."""
+    bench.empty()
+    noop.send(0).unwrap()
+    insert = "INSERT INTO horsies_tasks_live (id, task_name, kwargs) VALUES (%s, %s, %s)"
+    bare: list[float] = []
+    ours: list[float] = []
+    for _ in range(4):  # in turns, so that a slow moment of the machine meets both
+        bare.append(
+            rate(
+                count,
+                lambda: [bench.session.execute(insert, (uuid4(), "noop", '{"x":1}')) for _ in range(count)],
+            )
+        )
+        ours.append(rate(count, lambda: [noop.send(n).unwrap() for n in range(count)]))
+    floor, sent = statistics.median(bare), statistics.median(ours)
+    yield Figure("bare insert, one by one", floor, "rows/s")
+    yield Figure(
+        "send, one by one", sent, "tasks/s", sent / floor, "bare insert", "≥ 0.75", sent / floor >= 0.75
+    )
+    bench.empty()
+    bulk = rate(count * 50, lambda: noop.send_many([(n,) for n in range(count * 50)]).unwrap())
+    yield Figure(f"send_many of {count * 50:,}", bulk, "tasks/s", target="≥ 35,000", met=bulk >= 35_000)
+
+
+def latencies(bench: Bench, count: int) -> Iterator[Figure]:
+    """From send to the start of user code, and to the result, on an idle worker."""
+    floor = _floor(bench, count)
+    bench.empty()
+    started: list[float] = []
+    done: list[float] = []
+    with bench.worker("--processes", "2", "--max-tasks-per-child", "0"):
+        bench.wait_for_idle_worker()
+        for _ in range(count):
+            began = time.monotonic()
+            handle = moment.send().unwrap()
+            started.append(handle.get(10_000).unwrap() - began)
+            done.append(time.monotonic() - began)
+            time.sleep(0.02)
+    start, result = statistics.median(started) * 1000, statistics.median(done) * 1000
+    yield Figure("floor: two commits and a notification, p50", floor, "ms")
+    yield Figure(
+        "idle worker, send → user code, p50",
+        start,
+        "ms",
+        start / floor,
+        "floor",
+        "≤ 1.5",
+        start / floor <= 1.5,
+    )
+    yield Figure("idle worker, send → result, p50", result, "ms", target="≤ 6", met=result <= 6)
+
+
+def _floor(bench: Bench, count: int) -> float:
+    """Bare psycopg: one session inserts and notifies, another wakes up and commits an update."""
+    bench.session.execute("CREATE TABLE IF NOT EXISTS bench_floor (n integer PRIMARY KEY, done boolean)")
+    times: list[float] = []
+    woken = threading.Event()
+
+    def serve() -> None:
+        connect = psycopg.connect
+        with connect(bench.url, autocommit=True) as listener, connect(bench.url, autocommit=True) as session:
+            listener.execute("LISTEN bench_floor")
+            ready.set()
+            for notify in listener.notifies(stop_after=count):
+                session.execute("UPDATE bench_floor SET done = true WHERE n = %s", (int(notify.payload),))
+                times.append(time.monotonic() - began)
+                woken.set()
+
+    ready = threading.Event()
+    server = threading.Thread(target=serve)
+    server.start()
+    ready.wait()
+    for n in range(count):
+        began = time.monotonic()
+        bench.session.execute(
+            "WITH new AS (INSERT INTO bench_floor VALUES (%s) RETURNING n) SELECT pg_notify('bench_floor', n::text) FROM new",
+            (n,),
+        )
+        woken.wait()
+        woken.clear()
+        time.sleep(0.02)
+    server.join()
+    bench.session.execute("DROP TABLE bench_floor")
+    return statistics.median(times) * 1000
+
+
+def producers(bench: Bench, seconds: float) -> Iterator[Figure]:
+    """Sixteen producers beside a busy worker: as it is, without any notification, and with one for every insert."""
+    rates: dict[str, float] = {}
+    for name, prepare in (
+        ("silent", "ALTER TABLE horsies_tasks_live DISABLE TRIGGER horsies_tasks_new"),
+        ("ours", "ALTER TABLE horsies_tasks_live ENABLE TRIGGER horsies_tasks_new"),
+        ("always", _ALWAYS_NOTIFY),
+    ):
+        bench.empty()
+        bench.session.execute(prepare.encode())
+        with bench.worker("--processes", "2", "--max-tasks-per-child", "0", "--prefetch-buffer", "1000"):
+            bench.wait_until("SELECT EXISTS (SELECT FROM horsies_workers)")
+            rates[name] = _produce(bench.url, seconds)
+    bench.session.execute("DROP TRIGGER bench_always ON horsies_tasks_live")
+    bench.session.execute("DROP FUNCTION bench_always")
+    ratio = rates["ours"] / rates["silent"]
+    yield Figure("16 producers, busy worker, no notification", rates["silent"], "tasks/s")
+    yield Figure("16 producers, busy worker", rates["ours"], "tasks/s", ratio, "none", "≥ 0.5", ratio >= 0.5)
+    yield Figure(
+        "16 producers, a trigger that always notifies",
+        rates["always"],
+        "tasks/s",
+        rates["always"] / rates["silent"],
+        "none",
+    )
+
+
+_ALWAYS_NOTIFY = """
+CREATE OR REPLACE FUNCTION bench_always() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_notify('bench_always', ''); RETURN NULL; END $$;
+CREATE TRIGGER bench_always AFTER INSERT ON horsies_tasks_live FOR EACH STATEMENT EXECUTE FUNCTION bench_always()
+"""
+
+
+def _produce(url: str, seconds: float) -> float:
+    """Single sends per second of four processes with four threads each."""
+    context = multiprocessing.get_context("spawn")
+    sent: multiprocessing.Queue[int] = context.Queue()
+    start = context.Barrier(5)
+    processes = [
+        context.Process(target=_producer, args=(url, seconds, PRODUCERS // 4, start, sent)) for _ in range(4)
+    ]
+    for process in processes:
+        process.start()
+    start.wait()
+    total = sum(sent.get() for _ in processes)
+    for process in processes:
+        process.join()
+    return total / seconds
+
+
+def _producer(
+    url: str, seconds: float, threads: int, start: threading.Barrier, sent: multiprocessing.Queue[int]
+) -> None:
+    os.environ["HORSIES_DATABASE_URL"] = url
+    noop.send(0).unwrap()
+    counts = [0] * threads
+
+    def send(place: int) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            noop.send(1).unwrap()
+            counts[place] += 1
+
+    start.wait()
+    senders = [threading.Thread(target=send, args=(place,)) for place in range(threads)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    sent.put(sum(counts))
