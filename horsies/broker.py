@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from random import random
 from typing import Any
 from uuid import UUID
@@ -19,12 +19,13 @@ import psycopg
 
 from horsies import embedded
 from horsies.config import AppConfig, PostgresConfig, database_url_from
-from horsies.portal import portal, run_async
+from horsies.portal import portal, run_async, run_sync
 from horsies.retry import backoff
 from horsies.storage import tasks
 from horsies.storage.database import TRANSIENT, Connection, Database, explain, is_refused
+from horsies.storage.direct import DirectDatabase
 from horsies.storage.migrate import migrate
-from horsies.storage.store import ROWS_PER_STATEMENT, Rows, carry_out_async, store
+from horsies.storage.store import ROWS_PER_STATEMENT, Rows, carry_out, carry_out_async, store
 from horsies.storage.tasks import NewTask, Seen
 from horsies.storage.waiters import Waiters
 
@@ -79,16 +80,37 @@ class Broker:
         With `again` the rows may have been stored before, by a send whose reply was lost.
         """
         tries = RESENDS if self.config.resend_on_transient_err else 0
-        attempt = 0
+        attempt = int(again)
         while True:
             try:
-                return await self._send(rows, again=again or attempt > 0)
+                return await self._send(rows, again=attempt > 0)
             except TRANSIENT as error:
-                if attempt == tries or is_refused(error):
+                if attempt >= tries or is_refused(error):
                     raise
                 logger.warning("send failed (%s), trying again", type(error).__name__)
             await asyncio.sleep(backoff(attempt, 200, 2_000, random()))
             attempt += 1
+
+    def send_here(self, rows: Sequence[NewTask]) -> list[UUID]:
+        """As `send`, in the calling thread; only a repeated send goes through the portal."""
+        try:
+            with self._session_here().direct.connection() as connection:
+
+                def fetch(sql: bytes, values: Mapping[str, str]) -> Rows:
+                    return connection.execute(sql, values).fetchall()
+
+                with connection.transaction() if len(rows) > ROWS_PER_STATEMENT else nullcontext():
+                    return carry_out(store(rows), fetch)
+        except TRANSIENT as error:
+            if not self.config.resend_on_transient_err or is_refused(error):
+                raise
+            return run_sync(self.send(rows, again=True))
+
+    def _session_here(self) -> _Session:
+        opening = self._opening
+        if opening is not None and opening[0] == os.getpid() and opening[1].done():
+            return opening[1].result()
+        return run_sync(self._opened())
 
     async def _send(self, rows: Sequence[NewTask], *, again: bool) -> list[UUID]:
         async with self._connection() as connection:
@@ -170,7 +192,9 @@ class _Session:
     def __init__(self, config: PostgresConfig) -> None:
         self.database = Database(config, "horsies-producer")
         self.waiters = Waiters(self.database)
+        self.direct = DirectDatabase(config, "horsies-producer")
 
     async def close(self) -> None:
+        self.direct.close()
         await self.waiters.close()
         await self.database.close()

@@ -251,11 +251,23 @@ def check_delay(delay_seconds: object) -> None:
         raise Refused(f"delay_seconds is {delay_seconds!r}; use a whole number from 0 to a century")
 
 
+# What storing may raise; anything else is a bug of ours and must not look like an answer.
+STORE_ERRORS = (psycopg.Error, HorsiesError, KeyTaken, PayloadMismatch, OSError)
+
+
 async def store(broker: Broker, rows: Sequence[NewTask], *, again: bool = False) -> Stored:
     """Store rows through the broker; errors come back as values."""
     try:
         return Ok([str(task_id) for task_id in await broker.send(rows, again=again)])
-    except (psycopg.Error, HorsiesError, KeyTaken, PayloadMismatch, OSError) as error:
+    except STORE_ERRORS as error:
+        return Err(failed(error, rows))
+
+
+def store_here(broker: Broker, rows: Sequence[NewTask]) -> Stored:
+    """The same in the calling thread."""
+    try:
+        return Ok([str(task_id) for task_id in broker.send_here(rows)])
+    except STORE_ERRORS as error:
         return Err(failed(error, rows))
 
 

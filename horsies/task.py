@@ -24,6 +24,7 @@ from horsies.sending import (
     refused,
     row_of,
     store,
+    store_here,
 )
 from horsies.status import TaskSendErrorCode
 from horsies.storage.store import carry_out, carry_out_async, store_and_wake
@@ -106,7 +107,7 @@ class Sender(Generic[P, T]):
     def _store(self, rows: list[NewTask]) -> Stored:
         connection = self._envelope.options.conn
         if connection is None:
-            return run_sync(store(self._broker, rows))
+            return store_here(self._broker, rows)
         fetch = fetcher(connection)
         if fetch is None:
             return Err(

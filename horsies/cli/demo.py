@@ -15,7 +15,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 import click
 import psycopg
@@ -28,12 +28,13 @@ from horsies.cli.demo_app import add
 from horsies.cli.report import raise_all
 from horsies.cli.tables import print_table
 from horsies.config import PostgresConfig, database_url_from
-from horsies.errors import DatabaseError, ErrorCode, HorsiesError, mask_passwords
+from horsies.errors import DatabaseError, ErrorCode, HorsiesError
 from horsies.storage.database import explain
 from horsies.worker.system import die_with_parent
 
 DATABASE = "horsies_demo"
 LOCATOR = "horsies.cli.demo_app:app"
+FLAGS = ("--processes=2", "--prefetch-buffer=200")
 START_SECONDS = 30
 STOP_SECONDS = 15
 INTERRUPTED = 130
@@ -57,7 +58,7 @@ def demo(once: bool) -> None:
             touring = False
             if not once:
                 click.echo(f"The worker runs on as process {worker.pid}; Ctrl-C stops it.")
-                raise_all([_ended(worker, worker.wait())])
+                raise _ended(worker, worker.wait())
     except KeyboardInterrupt:
         click.echo("\nStopped." if not touring else "\nInterrupted.", err=True)
         sys.exit(INTERRUPTED if touring else 0)
@@ -75,19 +76,28 @@ def _prepare_database() -> str:
     raise_all(unreadable_urls([server.conninfo]))
     try:
         with psycopg.connect(server.conninfo, autocommit=True) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
-    except (errors.DuplicateDatabase, errors.UniqueViolation):  # the latter when two demos start at once
-        pass
-    except errors.InsufficientPrivilege as error:
-        raise DatabaseError(
-            f"no permission to create the database {DATABASE!r} at {mask_passwords(server.conninfo)}",
-            code=ErrorCode.SCHEMA_PERMISSION,
-            help_text=f"have it created for you (CREATE DATABASE {DATABASE}), or unset HORSIES_DATABASE_URL",
-        ) from error
+            _create_database(connection)
     except psycopg.OperationalError as error:
         raise explain(error, server) from error
     # libpq lets a parameter win over the path, whatever else the URL holds
     return f"{url}{'&' if '?' in url else '?'}dbname={DATABASE}"
+
+
+def _create_database(connection: psycopg.Connection[Any]) -> None:
+    known = connection.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,))
+    if known.rowcount:
+        return
+    try:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+    except (errors.DuplicateDatabase, errors.UniqueViolation):
+        pass  # another demo has just created it
+    except errors.InsufficientPrivilege as error:
+        user = connection.info.user
+        raise DatabaseError(
+            f"the role {user!r} may not create the database {DATABASE!r}",
+            code=ErrorCode.SCHEMA_PERMISSION,
+            help_text=f"have someone run CREATE DATABASE {DATABASE} OWNER {user}, or unset HORSIES_DATABASE_URL",
+        ) from error
 
 
 class _Worker(subprocess.Popen[bytes]):
@@ -96,17 +106,7 @@ class _Worker(subprocess.Popen[bytes]):
     def __init__(self, log: IO[bytes]) -> None:
         self.log = log
         super().__init__(
-            [
-                sys.executable,
-                "-m",
-                "horsies",
-                "worker",
-                LOCATOR,
-                "--processes",
-                "2",
-                "--prefetch-buffer",
-                "200",
-            ],
+            [sys.executable, "-m", "horsies", "worker", LOCATOR, *FLAGS],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -117,20 +117,28 @@ class _Worker(subprocess.Popen[bytes]):
 
 @contextmanager
 def _worker() -> Generator[_Worker]:
-    with tempfile.TemporaryFile() as log, _Worker(log) as worker:
+    worker = None
+    with tempfile.TemporaryFile() as log:
         try:
+            worker = _Worker(log)
             yield worker
         finally:
-            worker.terminate()
-            try:
-                worker.wait(STOP_SECONDS)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                worker.kill()
+            if worker is not None:
+                _stop(worker)
+
+
+def _stop(worker: _Worker) -> None:
+    worker.terminate()
+    try:
+        worker.wait(STOP_SECONDS)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        worker.kill()
+        worker.wait()
 
 
 def _wait_until_ready(worker: _Worker) -> None:
     click.echo("Starting a worker with 2 processes …")
-    first = add.send(0, 0).unwrap()
+    first = tour.answered(add.send(0, 0))
     for _ in range(START_SECONDS * 5):
         if first.get(timeout_ms=200).is_ok():
             return

@@ -7,12 +7,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from horsies.cli.demo_app import add, charge, crash, divide, fetch, spin
+from horsies.errors import DatabaseError, ErrorCode
 from horsies.handle import TaskHandle
-from horsies.results import TaskError, TaskInfo, TaskResult, TaskSendResult
+from horsies.results import (
+    BrokerOperationError,
+    Ok,
+    Result,
+    TaskError,
+    TaskInfo,
+    TaskResult,
+    TaskSendError,
+    TaskSendResult,
+)
 from horsies.status import OperationalErrorCode, OutcomeCode, TaskStatus
+
+T = TypeVar("T")
 
 BULK = 3_000
 BULK_CHUNK = 500
@@ -75,13 +87,24 @@ STOPS: Sequence[Stop] = (
 )
 
 
+def answered(answer: Result[T, TaskSendError] | Result[T, BrokerOperationError]) -> T:
+    """What the database answered; when it cannot be asked, there is no tour."""
+    if isinstance(answer, Ok):
+        return answer.ok_value
+    raise DatabaseError(
+        f"the database went away: {answer.err_value.message}",
+        code=ErrorCode.DATABASE_UNREACHABLE,
+        help_text="see that the server runs, then start the demo again",
+    )
+
+
 def visit(stop: Stop) -> Seen:
     """Send the task of a stop, wait for its end and compare that with the promise."""
     started = time.perf_counter()
-    handle = stop.send().unwrap()
+    handle = answered(stop.send())
     result = handle.get(timeout_ms=PATIENCE_MS)
     milliseconds = (time.perf_counter() - started) * 1000
-    info = handle.info(include_attempts=True).unwrap()
+    info = answered(handle.info(include_attempts=True))
     return judge(stop, info, result, milliseconds)
 
 
@@ -102,8 +125,8 @@ def _times(attempts: int) -> str:
 def bulk() -> Iterator[int | Seen]:
     """Send many tasks at once; gives how many have ended so far, and at last what came of them."""
     started = time.perf_counter()
-    handles = add.send_many([(number, 1) for number in range(BULK)]).unwrap()
-    sent = time.perf_counter()
+    handles = answered(add.send_many([(number, 1) for number in range(BULK)]))
+    stored = time.perf_counter()
     right = 0
     while right < BULK:
         results = asyncio.run(_results(handles[right : right + BULK_CHUNK]))
@@ -113,7 +136,7 @@ def bulk() -> Iterator[int | Seen]:
         if good < len(results):
             break
     ended = time.perf_counter()
-    rates = f"sent at {BULK / (sent - started):,.0f}/s, done at {right / (ended - started):,.0f}/s"
+    rates = f"sent at {BULK / (stored - started):,.0f}/s, done at {right / (ended - started):,.0f}/s"
     milliseconds = (ended - started) * 1000
     status, promise = (COMPLETED, None) if right == BULK else (FAILED, f"{BULK:,} results, not {right:,}")
     yield Seen(f"is one of {BULK:,} sent at once", status, right, rates, milliseconds, promise)

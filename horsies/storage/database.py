@@ -66,7 +66,9 @@ async def connect(config: PostgresConfig, *, session: bool = False, name: str = 
     """Open one connection; with `session`, over the direct URL that LISTEN needs behind a pooler."""
     pooled = config.pgbouncer_transaction_mode and not session
     return await AsyncConnection.connect(
-        make_conninfo(config.session_conninfo if session else config.conninfo, **_settings(config, name)),
+        make_conninfo(
+            config.session_conninfo if session else config.conninfo, **connection_settings(config, name)
+        ),
         autocommit=True,
         prepare_threshold=None if pooled else 2,
     )
@@ -75,7 +77,7 @@ async def connect(config: PostgresConfig, *, session: bool = False, name: str = 
 async def connect_worker(config: PostgresConfig, name: str) -> Connection:
     """Open a worker's own connection: direct, with steady plans, and ids and times left as the text they came as."""
     connection = await AsyncConnection.connect(
-        make_conninfo(config.session_conninfo, **_settings(config, name), options=_STEADY_PLANS),
+        make_conninfo(config.session_conninfo, **connection_settings(config, name), options=_STEADY_PLANS),
         autocommit=True,
     )
     for kind in ("uuid", "timestamptz"):
@@ -83,7 +85,7 @@ async def connect_worker(config: PostgresConfig, name: str) -> Connection:
     return connection
 
 
-def _settings(config: PostgresConfig, name: str) -> dict[str, Any]:
+def connection_settings(config: PostgresConfig, name: str) -> dict[str, Any]:
     return {"application_name": name, "connect_timeout": CONNECT_TIMEOUT_SECONDS, **config.socket_options}
 
 
@@ -134,10 +136,7 @@ class Database:
             async with asyncio.timeout(self.config.pool_timeout):
                 await self._free.acquire()
         except TimeoutError:
-            limit = self.config.pool_size + self.config.max_overflow
-            raise psycopg.OperationalError(
-                f"no connection came free within {self.config.pool_timeout} s: all {limit} are in use"
-            ) from None
+            raise none_free(self.config) from None
         try:
             entry = await self._take()
             try:
@@ -150,14 +149,14 @@ class Database:
     async def _take(self) -> _Idle:
         while self._idle:
             entry = self._idle.pop()
-            if _is_quiet(entry.connection):
+            if is_quiet(entry.connection):
                 return entry
             await entry.connection.close()
         return _Idle(await connect(self.config, name=self._name), time.monotonic())
 
     async def _put_back(self, entry: _Idle) -> None:
         connection = entry.connection
-        too_old = time.monotonic() - entry.opened_at > self.config.pool_recycle
+        too_old = 0 <= self.config.pool_recycle < time.monotonic() - entry.opened_at
         busy = connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
         if self._closed or connection.closed or busy or too_old or len(self._idle) >= self.config.pool_size:
             await connection.close()
@@ -170,7 +169,14 @@ class Database:
             await self._idle.pop().connection.close()
 
 
-def _is_quiet(connection: Connection) -> bool:
+def none_free(config: PostgresConfig) -> psycopg.OperationalError:
+    limit = config.pool_size + config.max_overflow
+    return psycopg.OperationalError(
+        f"no connection came free within {config.pool_timeout} s: all {limit} are in use"
+    )
+
+
+def is_quiet(connection: Connection | psycopg.Connection[Any]) -> bool:
     """Whether an idle connection is still good: a server that went away has left something to read, at no cost to see."""
     if connection.closed:
         return False

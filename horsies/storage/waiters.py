@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable
 from random import random
 from uuid import UUID
@@ -25,6 +26,8 @@ from horsies.storage.tasks import Seen
 POLL_SECONDS = 5.0
 POLL_DEAF_SECONDS = 0.5
 LOCKED_SECONDS = 0.005
+# A task sent this moment is being claimed: a look now would lock its row under the worker's eyes, and find nothing.
+FIRST_LOOK_SECONDS = 0.003
 
 
 class Waiters:
@@ -54,7 +57,7 @@ class Waiters:
         self._start()
         future: asyncio.Future[Seen | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
-        self._look_again([task_id])
+        asyncio.get_running_loop().call_later(_patience(task_id, time.time()), self._look_again, [task_id])
         try:
             async with asyncio.timeout(seconds):
                 return await future
@@ -144,3 +147,9 @@ class Waiters:
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
+
+
+def _patience(task_id: UUID, now: float) -> float:
+    """Seconds to wait before the first look at a task, by the time that its id was made."""
+    age = now - (task_id.int >> 80) / 1000 if task_id.version == 7 else FIRST_LOOK_SECONDS
+    return min(FIRST_LOOK_SECONDS, max(0.0, FIRST_LOOK_SECONDS - age))
