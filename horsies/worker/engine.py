@@ -108,19 +108,20 @@ class Engine:
     def ended(self, task: Claimed, outcome: Outcome) -> None:
         self._longest_run = max(self._longest_run * RUN_TIME_MEMORY, outcome.seconds)
         self.settler.ended(task, outcome)
-        self._came_free()
+        self.came_free()
 
     def crashed(self, task: Claimed, how: str) -> None:
         logger.error("task %s (%s) was lost: %s", task.id, task.task_name, how)
         self.settler.crashed(task, how)
-        self._came_free()
+        self.came_free()
 
     def timed_out(self, task: Claimed, limit_ms: int) -> None:
         logger.warning("task %s (%s) ran past its limit of %d ms", task.id, task.task_name, limit_ms)
         self.settler.timed_out(task, limit_ms)
-        self._came_free()
+        self.came_free()
 
-    def _came_free(self) -> None:
+    def came_free(self) -> None:
+        """A child can take a call."""
         self._look = True
         self._news.set()
         self._help.set()

@@ -26,8 +26,8 @@ EXIT_STATUS_SECONDS = 0.5
 class Launcher(Protocol):
     """Starts children."""
 
-    async def start(self) -> None: ...
-    def launch(self, theirs: socket.socket) -> None: ...
+    async def ready(self) -> None: ...
+    def launch(self, theirs: socket.socket) -> bool: ...
     async def exit_status(self, pid: int) -> int | None: ...
     async def close(self) -> None: ...
 
@@ -43,17 +43,23 @@ class TemplateLauncher:
         self._control: socket.socket | None = None
         self._statuses: dict[int, asyncio.Future[int]] = {}
         self._reports = bytearray()
-        self.lost = asyncio.Event()
+        self._starting = asyncio.Lock()
 
-    async def start(self) -> None:
+    async def ready(self) -> None:
+        """Have a template, a new one if the last has died."""
+        async with self._starting:
+            if self._control is None:
+                await self._start()
+
+    async def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self._control = ours
         if self._app is None:
             self._process = _run("horsies.worker.template", theirs, self._settings)
         else:
             self._fork(theirs, self._app)
         await asyncio.to_thread(self._wait_until_ready, ours)
         ours.setblocking(False)
+        self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._read_reports)
 
     def _fork(self, theirs: socket.socket, app: TaskRegistry) -> None:
@@ -93,17 +99,24 @@ class TemplateLauncher:
             help_text="it was imported here without an error: what differs in a fresh process?",
         )
 
-    def launch(self, theirs: socket.socket) -> None:
-        assert self._control is not None
-        socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-        theirs.close()
+    def launch(self, theirs: socket.socket) -> bool:
+        """Ask for a child; False when the template has just died."""
+        with theirs, suppress(BrokenPipeError, ConnectionResetError):
+            if self._control is not None:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                return True
+        return False
 
     def _read_reports(self) -> None:
         assert self._control is not None
-        data = self._control.recv(4096)
+        try:
+            data = self._control.recv(4096)
+        except ConnectionResetError:
+            data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._control)
-            self.lost.set()
+            self._control.close()
+            self._control = None
             return
         self._reports += data
         while len(self._reports) >= template.REPORT.size:
@@ -144,14 +157,14 @@ class SpawnLauncher:
     def __init__(self, settings: ChildSettings) -> None:
         self._settings = settings
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.lost = asyncio.Event()
 
-    async def start(self) -> None:
+    async def ready(self) -> None:
         """Nothing to prepare."""
 
-    def launch(self, theirs: socket.socket) -> None:
+    def launch(self, theirs: socket.socket) -> bool:
         process = _run("horsies.worker.child", theirs, self._settings)
         self._processes[process.pid] = process
+        return True
 
     async def exit_status(self, pid: int) -> int | None:
         process = self._processes.pop(pid, None)

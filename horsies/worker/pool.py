@@ -35,6 +35,7 @@ class Hooks:
     ended: Callable[[Claimed, wire.Outcome], None]
     crashed: Callable[[Claimed, str], None]
     timed_out: Callable[[Claimed, int], None]
+    came_free: Callable[[], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -104,7 +105,6 @@ class ChildPool:
 
     async def start(self) -> None:
         """Start all children and wait until they can take calls."""
-        await self._launcher.start()
         for _ in range(self._size + 1):
             await self._launch()
         ready = asyncio.ensure_future(self._ready.wait())
@@ -203,6 +203,7 @@ class ChildPool:
         while self._spares and len(self._children) < self._size:
             child = self._spares.popleft()
             self._children[child.pid] = child
+            self._hooks.came_free()
         if len(self._children) == self._size:
             self._ready.set()
         self._house()
@@ -286,17 +287,26 @@ class ChildPool:
         self._watch_deadlines()
 
     async def _launch(self) -> None:
+        await self._launcher.ready()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         _, pipe = await asyncio.get_running_loop().create_connection(lambda: _Pipe(self), sock=ours)
         assert pipe.child is not None
-        self._starting.add(pipe.child)
-        self._launcher.launch(theirs)
+        if self._launcher.launch(theirs):
+            self._starting.add(pipe.child)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the children cannot be looked after", exc_info=error)
+            self._fail(
+                f"{type(error).__name__}: {error}", ErrorCode.CONFIG_INVALID_WORKER, "see the log above"
+            )
 
     def kill_running(self) -> None:
         """End every child that runs a call; the calls are reported as crashed."""

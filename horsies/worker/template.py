@@ -35,7 +35,7 @@ def run(control: socket.socket, app: TaskRegistry, settings: ChildSettings, pare
     die_with_parent(parent_pid)
     name_process("horsies-template")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it is the worker's to act on
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)

@@ -64,6 +64,7 @@ class Worker:
             ended=lambda task, outcome: self._engine.ended(task, outcome),
             crashed=lambda task, how: self._engine.crashed(task, how),
             timed_out=lambda task, limit_ms: self._engine.timed_out(task, limit_ms),
+            came_free=lambda: self._engine.came_free(),
         )
         self._pool = ChildPool(config.processes, self._launcher(), hooks, app.config.default_task_timeout_ms)
         self._engine = Engine(app, self._limits(), self._new_owner(), self._queues, self._pool)
