@@ -29,7 +29,7 @@ async def _drain(config: PostgresConfig) -> float:
         while True:
             now = time.monotonic()
             ended, claimed = await tasks.exchange(
-                connection, completed, claimer.ask(owner, BATCH, [1] * BATCH, now)
+                connection, completed, claimer.ask(owner, BATCH, [1] * BATCH, BATCH, now)
             )
             claimer.claimed(claimed, time.monotonic() - now, time.monotonic())
             done += ended

@@ -42,7 +42,7 @@ class Horsies(TaskRegistry):
 
     def import_task_modules(self) -> None:
         """Import what `discover_tasks` named; sends are suppressed meanwhile."""
-        discovery.import_task_modules(self)
+        discovery.import_modules(self, self.task_modules)
 
     def check(self, live: bool = False) -> list[HorsiesError]:
         """What is wrong with the app, empty when nothing is; with `live`, the database is tried out too.

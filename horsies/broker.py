@@ -163,13 +163,14 @@ class Broker:
         pid = os.getpid()
         if self._opening is None or self._opening[0] != pid:
             self._opening = pid, asyncio.create_task(self._open())
-        opening = self._opening[1]
-        try:
-            return await asyncio.shield(opening)
-        except BaseException:
-            if opening.done() and self._opening == (pid, opening):
-                self._opening = None  # it failed: the next call tries again
-            raise
+            self._opening[1].add_done_callback(self._forget_failure)
+        return await asyncio.shield(self._opening[1])
+
+    def _forget_failure(self, opening: asyncio.Task[_Session]) -> None:
+        """When opening failed the next call tries again, even if nobody was left to see it fail."""
+        failed = opening.cancelled() or opening.exception() is not None
+        if failed and self._opening is not None and self._opening[1] is opening:
+            self._opening = None
 
     async def _open(self) -> _Session:
         config = await self.postgres()

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -19,37 +19,59 @@ from typing import NoReturn
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, SourceLocation
 from horsies.registry import TaskRegistry
 
+_loading = False
 
-def load_app(locator: str) -> TaskRegistry:
-    """The app that a locator names, with its task modules imported.
+
+def load_app(locator: str, imports: Sequence[str] = ()) -> TaskRegistry:
+    """The app that a locator names, with its task modules imported, and others if wanted.
 
     >>> load_app("myapp.instance:app").list_tasks()
     """
+    global _loading
     target, _, attribute = locator.partition(":")
     if not target:
         _refuse(locator, "it names no module", "write it as package.module:app or path/to/file.py:app")
     _make_importable(Path.cwd())
-    app = _pick(import_module(target), attribute, locator)
-    import_task_modules(app)
+    _loading = True
+    try:
+        app = _pick(import_module(target), attribute, locator)
+        import_modules(app, [*app.task_modules, *imports])
+    finally:
+        _loading = False
     return app
+
+
+def refuse_while_loading() -> None:
+    """A module that starts a worker when it is imported would start one in every child, and so on."""
+    if _loading:
+        raise ConfigurationError(
+            "a worker is started while the app is imported",
+            code=ErrorCode.CONFIG_INVALID_WORKER,
+            help_text='start it under `if __name__ == "__main__":`, or in a module of its own',
+        )
 
 
 def locate(app: TaskRegistry) -> str | None:
     """A locator by which another process finds this app; None when no module holds it."""
-    for name, module in list(sys.modules.items()):
-        for attribute, value in list(vars(module).items()):
-            if value is app and not name.startswith("horsies."):
-                file = getattr(module, "__file__", None)
-                return (
-                    f"{name}:{attribute}" if name != "__main__" else f"{file}:{attribute}" if file else None
-                )
+    holders = [
+        (name, module, attribute)
+        for name, module in list(sys.modules.items())
+        for attribute, value in list(vars(module).items())
+        if value is app
+    ]
+    for name, _, attribute in holders:
+        if name != "__main__":
+            return f"{name}:{attribute}"
+    for _, module, attribute in holders:
+        file = getattr(module, "__file__", None)
+        return None if file is None else f"{file}:{attribute}"
     return None
 
 
-def import_task_modules(app: TaskRegistry) -> None:
-    """Import what `discover_tasks` named."""
+def import_modules(app: TaskRegistry, modules: Sequence[str]) -> None:
+    """Import modules in which tasks of an app are defined."""
     with suppressed_sends(app):
-        for module in app.task_modules:
+        for module in modules:
             import_module(module)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if config.stash.get(_starter, False):
         home = Path(os.environ.pop(HOME_VARIABLE))
         embedded.stop(home, remove=True)
-        home.rmdir()
+        shutil.rmtree(home)
 
 
 @pytest.fixture(scope="session")

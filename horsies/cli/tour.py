@@ -127,18 +127,19 @@ def bulk() -> Iterator[int | Seen]:
     started = time.perf_counter()
     handles = answered(add.send_many([(number, 1) for number in range(BULK)]))
     stored = time.perf_counter()
-    right = 0
-    while right < BULK:
+    right, wrong = 0, None
+    while right < BULK and wrong is None:
         results = asyncio.run(_results(handles[right : right + BULK_CHUNK]))
-        good = sum(result == TaskResult(ok=right + n + 1) for n, result in enumerate(results))
-        right += good
+        expected = range(right + 1, right + 1 + len(results))
+        pairs = zip(results, expected, strict=True)
+        wrong = next((got for got, value in pairs if got != TaskResult(ok=value)), None)
+        right += len(results) if wrong is None else results.index(wrong)
         yield right
-        if good < len(results):
-            break
     ended = time.perf_counter()
     rates = f"sent at {BULK / (stored - started):,.0f}/s, done at {right / (ended - started):,.0f}/s"
     milliseconds = (ended - started) * 1000
-    status, promise = (COMPLETED, None) if right == BULK else (FAILED, f"{BULK:,} results, not {right:,}")
+    status = COMPLETED if wrong is None else FAILED
+    promise = None if wrong is None else f"COMPLETED; number {right + 1:,} gave {wrong}"
     yield Seen(f"is one of {BULK:,} sent at once", status, right, rates, milliseconds, promise)
 
 

@@ -95,6 +95,7 @@ class Ask(NamedTuple):
     is_async: bool
     limit: int
     pids: list[int]
+    idle: int
     lease_seconds: float
     worker_id: UUID
     hostname: str

@@ -12,6 +12,9 @@ import random
 import signal
 import socket
 import sys
+from collections import deque
+from contextlib import suppress
+from types import FrameType
 
 from horsies.discovery import load_app
 from horsies.errors import HorsiesError
@@ -19,7 +22,7 @@ from horsies.registry import TaskRegistry
 from horsies.worker import wire
 from horsies.worker.execution import execute
 from horsies.worker.settings import ChildSettings
-from horsies.worker.system import die_with_parent, memory_mb, name_process
+from horsies.worker.system import RECALL, die_with_parent, memory_mb, name_process
 
 RECEIVE_BYTES = 262_144
 
@@ -38,21 +41,72 @@ def run(sock: socket.socket, app: TaskRegistry, settings: ChildSettings, parent_
         return
     gc.collect()
     sock.sendall(wire.frame([wire.Hello(os.getpid(), memory_mb())]))
-    serve(sock, app, settings)
+    Server(sock, app, settings).serve()
 
 
-def serve(sock: socket.socket, app: TaskRegistry, settings: ChildSettings) -> None:
-    """Run calls one after another, until there are no more or it is time to be replaced."""
-    frames, done = wire.Frames(), 0
-    while data := sock.recv(RECEIVE_BYTES):
-        for body in frames.feed(data):
-            for call in wire.calls(body):
-                outcome = execute(app, call)
+class Server:
+    """Runs calls one after another, until there are no more or it is time to be replaced."""
+
+    def __init__(self, sock: socket.socket, app: TaskRegistry, settings: ChildSettings) -> None:
+        self._sock = sock
+        self._app = app
+        self._settings = settings
+        self._frames = wire.Frames()
+        self._queue: deque[wire.Call] = deque()
+        self._busy_with_pipe = self._recalled = False
+
+    def serve(self) -> None:
+        signal.signal(RECALL, self._recall)
+        done = 0
+        while self._queue or self._receive():
+            while self._queue:
+                outcome = execute(self._app, self._queue.popleft())
                 done += 1
-                retiring = settings.is_worn(done, memory_mb)
-                sock.sendall(wire.frame([outcome if not retiring else wire.retiring(outcome)]))
+                retiring = self._settings.is_worn(done, memory_mb)
+                self._send(wire.retiring(outcome) if retiring else outcome)
                 if retiring:
+                    self._wait_for_leave()
                     return
+
+    def _receive(self) -> bool:
+        """Wait for calls; False when the worker has closed the pipe."""
+        self._busy_with_pipe = True
+        data = self._sock.recv(RECEIVE_BYTES)
+        self._unpack(data)
+        self._busy_with_pipe = False
+        return bool(data)
+
+    def _unpack(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            self._queue.extend(wire.calls(body))
+
+    def _send(self, message: wire.Message) -> None:
+        self._busy_with_pipe = True
+        self._sock.sendall(wire.frame([message]))
+        self._busy_with_pipe = False
+        if self._recalled:
+            self._give_back()
+
+    def _recall(self, _number: int, _frame: FrameType | None) -> None:
+        """The worker wants back what has not been begun. Not in the middle of a message, though."""
+        self._recalled = True
+        if not self._busy_with_pipe:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._recalled = False
+        with suppress(BlockingIOError):
+            while data := self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT):
+                self._unpack(data)
+        tickets = [call.ticket for call in self._queue]
+        self._queue.clear()
+        if tickets:
+            self._send(wire.Returned(tickets))
+
+    def _wait_for_leave(self) -> None:
+        """What the worker wrote meanwhile is not lost: it knows that this was the last outcome."""
+        while self._sock.recv(RECEIVE_BYTES):
+            pass
 
 
 def settle_in(parent_pid: int) -> None:
@@ -74,7 +128,7 @@ def main() -> None:
     settings = ChildSettings.from_argument(sys.argv[2])
     sys.path[:] = settings.sys_path
     try:
-        app = load_app(settings.locator)
+        app = load_app(settings.locator, settings.imports)
     except HorsiesError as error:
         sock.sendall(wire.frame([wire.Hello(os.getpid(), memory_mb(), str(error))]))
         return

@@ -55,8 +55,8 @@ class Claimer:
         self._passes = 0
         self._rewound = True
 
-    def ask(self, owner: Owner, limit: int, pids: list[int], now: float) -> Ask:
-        """What to ask the database for: so many tasks, the first of them for these children."""
+    def ask(self, owner: Owner, limit: int, pids: list[int], idle: int, now: float) -> Ask:
+        """What to ask the database for: so many tasks, the first of them for these children, the idle ones first."""
         self._rewound = now >= self._rewind_at or not self._after
         if self._rewound:
             self._after.clear()
@@ -71,6 +71,7 @@ class Claimer:
             self._is_async,
             limit,
             pids[:limit],
+            idle,
             owner.lease_seconds,
             owner.worker_id,
             owner.hostname,

@@ -36,8 +36,10 @@ logger = logging.getLogger("horsies.worker")
 # With prefetch, a child is sent as many calls ahead as it should be able to run in this time.
 AHEAD_SECONDS = 0.008
 MAX_AHEAD = 128
-# How fast a long run is forgotten: short ones must prove themselves again.
-RUN_TIME_MEMORY = 0.9
+# How much the last run counts in the expected time of the next one. A long one is felt at once.
+RUN_TIME_WEIGHT = 0.1
+# With prefetch, results may gather so long between two round trips while the children have enough to do.
+GATHER_SECONDS = 0.005
 # With prefetch, a second round trip is begun beside the first when so many results have gathered.
 HELP_BATCH = 32
 # A worker without room for this long does not want to be woken.
@@ -84,14 +86,15 @@ class Engine:
         self._attention = Attention()
         self._prefetched: deque[Claimed] = deque()
         self._news = asyncio.Event()
-        self._look = True
+        self._look = self._more = True
         self._said_waiting = False
-        self._longest_run = AHEAD_SECONDS
+        self._run_time = AHEAD_SECONDS
         self._due_at: float | None = None
         self._due_unknown = True
         self._unsure = False
         self._stopping = False
         self._asking = 0
+        self._gather_until = 0.0
         self._cycling = False
         self._help = asyncio.Event()
         self._helper_idle = asyncio.Event()
@@ -106,7 +109,7 @@ class Engine:
         self._news.set()
 
     def ended(self, task: Claimed, outcome: Outcome) -> None:
-        self._longest_run = max(self._longest_run * RUN_TIME_MEMORY, outcome.seconds)
+        self._run_time += RUN_TIME_WEIGHT * (outcome.seconds - self._run_time)
         self.settler.ended(task, outcome)
         self.came_free()
 
@@ -121,8 +124,8 @@ class Engine:
         self.came_free()
 
     def came_free(self) -> None:
-        """A child can take a call."""
-        self._look = True
+        """A child can take a call. That is a reason to look only if there was more to take than room for it."""
+        self._look |= self._more
         self._news.set()
         self._help.set()
 
@@ -152,7 +155,9 @@ class Engine:
             if self._unsure:
                 await self._helper_idle.wait()
                 await self._give_back(connection)
-            if self.settler or self._may_look():
+            if self._gathers():
+                await self._news_within(self._gather_until - time.monotonic())
+            elif self.settler or self._may_look():
                 self._cycling = True
                 try:
                     await self._cycle(connection)
@@ -160,6 +165,7 @@ class Engine:
                     logger.debug("lost a race for a row, going round again")
                 finally:
                     self._cycling = False
+                    self._gather_until = time.monotonic() + GATHER_SECONDS
             else:
                 await self._rest(connection)
 
@@ -183,8 +189,16 @@ class Engine:
         if self._stopping or self._unsure or not self._cycling:
             return False
         if self._limits.prefetch:
-            return len(self.settler.completed) >= HELP_BATCH
+            return len(self.settler.completed) >= HELP_BATCH and not self._gathers()
         return bool(self.settler.completed) or self._may_look()
+
+    def _gathers(self) -> bool:
+        """Whether results had better gather for a moment: the children have plenty to do, and there are only a few."""
+        if self._limits.prefetch == 0 or self._stopping or self.settler.failed:
+            return False
+        capacity = self._limits.slots * self._depth()
+        plenty, few = self._pool.load > capacity // 2, len(self.settler.completed) < capacity // 4
+        return plenty and few and time.monotonic() < self._gather_until
 
     def _room(self) -> int:
         return budget(
@@ -199,14 +213,12 @@ class Engine:
         """How many calls a child may be sent: one, or with prefetch as many as are sure to be short."""
         if self._limits.prefetch == 0:
             return 1
-        return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._longest_run, 1e-6))))
+        return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._run_time, 1e-6))))
 
     def _may_look(self) -> bool:
         """Whether there is something to ask for and somewhere to put it."""
-        if self._prefetched and self._pool.free(1):
-            return True
-        depth = self._depth()
-        return self._limit(len(self._pool.free(depth)), depth) > 0
+        self._pool.depth = self._depth()
+        return bool(self._prefetched and self._pool.idle()) or self._limit(len(self._pool.free())) > 0
 
     async def _cycle(self, connection: Connection) -> None:
         """End, start, claim; then hand out what was started."""
@@ -225,15 +237,16 @@ class Engine:
 
     async def _cycle_completed(self, connection: Connection) -> None:
         """One round trip, one transaction: end what returned and claim as much again."""
-        completed, depth = self.settler.take_completed(), self._depth()
-        pids = self._pool.free(depth)
-        limit = self._limit(len(pids), depth)
+        completed = self.settler.take_completed()
+        self._pool.depth = self._depth()
+        pids = self._pool.free()
+        limit = self._limit(len(pids))
         if not completed and not limit:
             return
         if limit:
             self._look = False  # before we look, so that news from now on counts
         began = time.monotonic()
-        ask = self._claimer.ask(self.owner, limit, pids, began)
+        ask = self._claimer.ask(self.owner, limit, pids, len(self._pool.idle()), began)
         self._asking += limit
         self._pool.reserve(ask.pids)
         try:
@@ -252,12 +265,12 @@ class Engine:
         if ended < len(completed):
             await self._count_stale(connection, [task.id for task in completed])
 
-    def _limit(self, free: int, depth: int) -> int:
+    def _limit(self, free: int) -> int:
         """How many tasks to ask for now. Short ones are taken as they can be started, without a wait in between."""
         if self._stopping or not self._look:
             return 0
         room = self._room()
-        return min(room, free) if depth > 1 or self._limits.prefetch == 0 else room
+        return min(room, free) if self._pool.depth > 1 or self._limits.prefetch == 0 else room
 
     def _take(self, claimed: list[Claimed], limit: int, now: float) -> None:
         if self._stopping:
@@ -265,7 +278,8 @@ class Engine:
             return
         self._pool.submit([task for task in claimed if task.pid is not None])
         self._prefetched.extend(task for task in claimed if task.pid is None)
-        if len(claimed) == limit:
+        self._more = len(claimed) == limit
+        if self._more:
             self._look = True
             self._attention.search()
         elif self._claimer.rewind():
@@ -275,7 +289,7 @@ class Engine:
 
     async def _start(self, connection: Connection) -> None:
         """Send prefetched tasks to children; one that cannot be started is no longer ours or came too late."""
-        pids = self._pool.free(self._depth())[: len(self._prefetched)]
+        pids = self._pool.idle()[: len(self._prefetched)]
         if not pids:
             return
         chosen = [self._prefetched[place]._replace(pid=pid) for place, pid in enumerate(pids)]
@@ -343,6 +357,9 @@ class Engine:
             seconds = FULL_SECONDS
         if self._due_at is not None and has_room:
             seconds = min(seconds, max(0.0, self._due_at - time.monotonic()))
+        return await self._news_within(seconds)
+
+    async def _news_within(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()

@@ -178,7 +178,8 @@ class SpawnLauncher:
         return -code if code < 0 else code << 8  # as a wait status, which is how a template reports it
 
     async def close(self) -> None:
-        for process in self._processes.values():
+        processes, self._processes = list(self._processes.values()), {}
+        for process in processes:
             process.kill()
             await asyncio.to_thread(process.wait)
 

@@ -12,6 +12,7 @@ import logging
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +20,16 @@ from horsies.errors import ErrorCode, HorsiesError
 from horsies.storage.tasks import Claimed
 from horsies.worker import wire
 from horsies.worker.launch import Launcher
-from horsies.worker.system import describe_exit, kill_group
+from horsies.worker.system import describe_exit, kill_group, recall
 
 logger = logging.getLogger("horsies.pool")
 
 # The limit counts from the start of user code, which is a little after the call was sent.
 TIMEOUT_SLACK_SECONDS = 0.02
 MAX_FAILED_STARTS = 5
+# A child that runs one call for so long is asked for those queued behind it.
+HELD_UP_SECONDS = 0.05
+READ_BYTES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Child:
     head_since: float = 0.0
     retiring: bool = False
     timed_out: bool = False
+    recalled: bool = False
 
     def deadline(self, default_ms: int | None) -> float | None:
         """When the call that it runs now must have ended."""
@@ -56,12 +61,17 @@ class Child:
         limit = None if head is None else head.timeout_ms or default_ms
         return None if limit is None else self.head_since + limit / 1000 + TIMEOUT_SLACK_SECONDS
 
+    def is_held_up(self, now: float) -> bool:
+        """Whether what it runs has proved to be no short task."""
+        return bool(self.calls) and now - self.head_since > HELD_UP_SECONDS
+
 
 class _Pipe(asyncio.Protocol):
     """Turns what a child writes into messages."""
 
-    def __init__(self, pool: ChildPool) -> None:
+    def __init__(self, pool: ChildPool, sock: socket.socket) -> None:
         self._pool = pool
+        self._sock = sock
         self._frames = wire.Frames()
         self.child: Child | None = None
 
@@ -77,7 +87,14 @@ class _Pipe(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         assert self.child is not None
+        self._read_the_rest()
         self._pool.closed(self.child)
+
+    def _read_the_rest(self) -> None:
+        """A failed write closes the pipe before everything that the child has said is read."""
+        with suppress(OSError):
+            while data := self._sock.recv(READ_BYTES):
+                self.data_received(data)
 
 
 class ChildPool:
@@ -97,6 +114,7 @@ class ChildPool:
         self._reserved: Counter[int] = Counter()
         self._next_ticket = 0
         self.load = 0  # calls that were handed in and have not ended
+        self.depth = 1  # calls that a child may hold
         self._watch: asyncio.TimerHandle | None = None
         self._failed_starts = 0
         self._ready = asyncio.Event()
@@ -128,15 +146,24 @@ class ChildPool:
         held = [*self._children.values(), *self._dying]
         return [*self._homeless, *(call for child in held for call in child.calls.values())]
 
-    def free(self, depth: int) -> list[int]:
-        """A pid for each call that may be submitted now, when a child may hold `depth` of them."""
-        room = [
-            child.pid
-            for taken in range(depth)
-            for child in self._children.values()
-            if len(child.calls) + self._reserved[child.pid] <= taken
+    def idle(self) -> list[int]:
+        """The children that have nothing to do."""
+        if self._homeless:
+            return []
+        return [child.pid for child in self._children.values() if not self._held(child)]
+
+    def free(self) -> list[int]:
+        """A pid for each call that may be submitted now, idle children first; none of a child that is held up."""
+        if self._homeless:
+            return []
+        now = asyncio.get_running_loop().time()
+        open_to_more = [child for child in self._children.values() if not child.is_held_up(now)]
+        return [
+            child.pid for taken in range(self.depth) for child in open_to_more if self._held(child) <= taken
         ]
-        return room[len(self._homeless) :]
+
+    def _held(self, child: Child) -> int:
+        return len(child.calls) + self._reserved[child.pid]
 
     def reserve(self, pids: Sequence[int]) -> None:
         """Keep room in these children for calls that are on their way."""
@@ -149,15 +176,14 @@ class ChildPool:
     def submit(self, calls: Sequence[Claimed]) -> None:
         """Send calls to the children that they were started for; if one is gone, to any other."""
         self.load += len(calls)
-        by_pid: dict[int | None, list[Claimed]] = {}
+        by_child: dict[int, list[Claimed]] = {}
         for call in calls:
-            by_pid.setdefault(call.pid, []).append(call)
-        for pid, batch in by_pid.items():
-            child = self._children.get(pid) if pid is not None else None
-            if child is None:
-                self._homeless.extend(batch)
+            if call.pid in self._children and not self._homeless:
+                by_child.setdefault(call.pid, []).append(call)
             else:
-                self._send(child, batch)
+                self._homeless.append(call)  # behind those that have waited longer
+        for pid, batch in by_child.items():
+            self._send(self._children[pid], batch)
         self._house()
 
     def _send(self, child: Child, batch: Sequence[Claimed]) -> None:
@@ -172,21 +198,34 @@ class ChildPool:
         self._watch_deadlines()
 
     def _house(self) -> None:
-        """Find children for calls whose own child went away before it touched them."""
-        idle = [child for child in self._children.values() if not child.calls]
-        while self._homeless and idle:
-            self._send(idle.pop(), [self._homeless.popleft()])
+        """Find children for calls whose own child went away before it touched them, the oldest first."""
+        while self._homeless:
+            now = asyncio.get_running_loop().time()
+            open_to_more = [child for child in self._children.values() if not child.is_held_up(now)]
+            child = min(open_to_more, key=self._held, default=None)
+            if child is None or self._held(child) >= self.depth:
+                return
+            self._send(child, [self._homeless.popleft()])
 
     def received(self, child: Child, message: wire.Message) -> None:
         if isinstance(message, wire.Hello):
             self._greet(child, message)
             return
+        if isinstance(message, wire.Returned):
+            self._take_back(child, message.tickets)
+            return
         claimed = child.calls.pop(message.ticket)
+        child.recalled = False
         child.head_since = asyncio.get_running_loop().time()
         if message.retiring:
             self._retire(child)
         self.load -= 1
         self._hooks.ended(claimed, message)
+        self._house()
+
+    def _take_back(self, child: Child, tickets: Sequence[int]) -> None:
+        calls = [child.calls.pop(ticket) for ticket in tickets]
+        self._homeless.extendleft(reversed(calls))
         self._house()
 
     def _greet(self, child: Child, hello: wire.Hello) -> None:
@@ -212,8 +251,8 @@ class ChildPool:
         """It has reported its last outcome and ends; what was queued behind it was never touched."""
         child.retiring = True
         self._children.pop(child.pid, None)
-        self._homeless.extend(child.calls.values())
-        child.calls.clear()
+        self._take_back(child, list(child.calls))
+        child.transport.close()  # only then does it end, so that nothing we wrote to it in vain can fail
         self._replace()
 
     def _replace(self) -> None:
@@ -223,9 +262,6 @@ class ChildPool:
 
     def closed(self, child: Child) -> None:
         """The pipe is closed: the process has ended, or is of no use any more."""
-        self._later(self._bury(child))
-
-    async def _bury(self, child: Child) -> None:
         was_starting = child in self._starting
         self._starting.discard(child)
         if child in self._spares:
@@ -233,9 +269,14 @@ class ChildPool:
         if self._children.get(child.pid) is child:
             del self._children[child.pid]
         self._dying.add(child)
-        if child.pid:
+        self._later(self._bury(child, was_starting))
+
+    async def _bury(self, child: Child, was_starting: bool) -> None:
+        if child.pid and not child.retiring:
             kill_group(child.pid)
         status = await self._launcher.exit_status(child.pid) if child.pid else None
+        if child.retiring and status is None:
+            kill_group(child.pid)  # it was to end by itself, and has not
         self._dying.discard(child)
         self._report_lost(child, describe_exit(status))
         if was_starting and not self._stopping:
@@ -258,16 +299,12 @@ class ChildPool:
                 self._hooks.timed_out(head, head.timeout_ms or self._default_timeout_ms or 0)
             else:
                 self._hooks.crashed(head, how)
-        self._homeless.extend(lost)
+        self._homeless.extendleft(reversed(lost))
         self._house()
 
     def _watch_deadlines(self) -> None:
         """Set the alarm for the next deadline, if one is nearer than the alarm that is set."""
-        due = [
-            at
-            for child in self._children.values()
-            if (at := child.deadline(self._default_timeout_ms)) is not None
-        ]
+        due = [at for child in self._children.values() for at in self._alarms(child)]
         if not due:
             return
         nearest = min(due)
@@ -275,6 +312,14 @@ class ChildPool:
             if self._watch is not None:
                 self._watch.cancel()
             self._watch = asyncio.get_running_loop().call_at(nearest, self._enforce_deadlines)
+
+    def _alarms(self, child: Child) -> list[float]:
+        """When something must be done about what a child runs."""
+        deadline = child.deadline(self._default_timeout_ms)
+        alarms = [] if deadline is None or child.timed_out else [deadline]
+        if len(child.calls) > 1 and not child.recalled:
+            alarms.append(child.head_since + HELD_UP_SECONDS)
+        return alarms
 
     def _enforce_deadlines(self) -> None:
         self._watch = None
@@ -284,13 +329,16 @@ class ChildPool:
             if deadline is not None and deadline <= now and not child.timed_out:
                 child.timed_out = True
                 kill_group(child.pid)
+            elif len(child.calls) > 1 and child.is_held_up(now) and not child.recalled:
+                child.recalled = True
+                recall(child.pid)
         self._watch_deadlines()
 
     async def _launch(self) -> None:
         await self._launcher.ready()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        _, pipe = await asyncio.get_running_loop().create_connection(lambda: _Pipe(self), sock=ours)
+        _, pipe = await asyncio.get_running_loop().create_connection(lambda: _Pipe(self, ours), sock=ours)
         assert pipe.child is not None
         if self._launcher.launch(theirs):
             self._starting.add(pipe.child)

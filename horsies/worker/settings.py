@@ -11,6 +11,7 @@ class ChildSettings(msgspec.Struct, frozen=True):
     """Where the app is, and when a child has done enough."""
 
     locator: str
+    imports: list[str]
     sys_path: list[str]
     max_tasks: int
     max_memory_mb: int | None

@@ -6,18 +6,22 @@ could not be written is kept and written later; one whose row has changed hands 
 
 from __future__ import annotations
 
+import logging
 from random import random
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from horsies.codec import encode_result
+from horsies.errors import HorsiesError
 from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.retry import RetryPolicy, retry_delay
 from horsies.status import BuiltInTaskCode, OperationalErrorCode, OutcomeCode
 from horsies.storage.tasks import Claimed, Completed, Failure
 from horsies.worker.wire import Outcome
+
+logger = logging.getLogger("horsies.settle")
 
 MAX_CRASHES = 3
 CRASH_RETRY_SECONDS = 1.0
@@ -39,7 +43,7 @@ class Settler:
         if outcome.ok:
             self.completed.append(Completed(task.id, task.claim_seq, outcome.result))
             return
-        policy = self.policy_of(task.task_name, task.task_options)
+        policy = self.policy_of(task)
         delay = retry_delay(
             policy,
             outcome.error_code,
@@ -64,7 +68,7 @@ class Settler:
         """The failure of a task that was running when its process went away. The third such end is final."""
         failure = self._failure(task, OperationalErrorCode.WORKER_CRASHED, message)
         delay = failure.delay_seconds
-        if delay is None and _options(task.task_options).get("idempotent"):
+        if delay is None and _options(task).idempotent:
             delay = CRASH_RETRY_SECONDS
         if task.crash_count + 1 >= MAX_CRASHES:
             delay = None
@@ -72,17 +76,21 @@ class Settler:
 
     def _failure(self, task: Claimed, code: BuiltInTaskCode, message: str) -> Failure:
         result = encode_result(TaskResult(err=TaskError(error_code=code, message=message)), Any, None)
-        policy = self.policy_of(task.task_name, task.task_options)
+        policy = self.policy_of(task)
         delay = retry_delay(policy, code, retry_count=task.retry_count, random=random())
         return Failure(task.id, task.claim_seq, result.decode(), code, message, message, delay)
 
-    def policy_of(self, task_name: str, task_options: str | None) -> RetryPolicy | None:
+    def policy_of(self, task: Claimed) -> RetryPolicy | None:
         """The retry policy that the task was sent with; a row made by hand goes by the task's own."""
-        if task_options is not None:
-            stored = _options(task_options).get("retry_policy")
+        if task.task_options is None:
+            known = self._app.tasks.get(task.task_name)
+            return None if known is None else known.definition.retry_policy
+        stored = _options(task).retry_policy
+        try:
             return None if stored is None else RetryPolicy.from_json(stored)
-        task = self._app.tasks.get(task_name)
-        return None if task is None else task.definition.retry_policy
+        except HorsiesError as error:
+            logger.warning("task %s goes without retries: %s", task.id, error.message)
+            return None
 
     def take_completed(self) -> list[Completed]:
         """What has returned and is to be written now."""
@@ -95,5 +103,15 @@ class Settler:
         return taken
 
 
-def _options(task_options: str | None) -> dict[str, Any]:
-    return {} if task_options is None else cast("dict[str, Any]", msgspec.json.decode(task_options))
+class _Options(msgspec.Struct):
+    retry_policy: dict[str, Any] | None = None
+    idempotent: bool = False
+
+
+def _options(task: Claimed) -> _Options:
+    """What is stored with a task about its policy; anyone may have written that row."""
+    try:
+        return msgspec.json.decode(task.task_options or "{}", type=_Options)
+    except msgspec.MsgspecError as error:
+        logger.warning("the options of task %s cannot be read and are left out: %s", task.id, error)
+        return _Options()

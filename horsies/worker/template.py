@@ -105,7 +105,7 @@ def main() -> None:
     settings = ChildSettings.from_argument(sys.argv[2])
     sys.path[:] = settings.sys_path
     try:
-        app = load_app(settings.locator)
+        app = load_app(settings.locator, settings.imports)
     except HorsiesError as error:
         message = str(error).encode()
         control.sendall(b"\1" + LENGTH.pack(len(message)) + message)

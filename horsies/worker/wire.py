@@ -50,7 +50,13 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True, tag=1):
     retiring: bool = False
 
 
-Message: TypeAlias = Hello | Outcome
+class Returned(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """Calls that a child gives back untouched, because it is busy with the one before them."""
+
+    tickets: list[int]
+
+
+Message: TypeAlias = Hello | Outcome | Returned
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_calls = msgspec.msgpack.Decoder(list[Call]).decode

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from horsies.broker import resolve
 from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, WorkerConfig
-from horsies.discovery import import_module, locate, suppressed_sends
+from horsies.discovery import import_modules, locate, refuse_while_loading
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.registry import TaskRegistry
 from horsies.retry import backoff
@@ -49,9 +49,8 @@ class Worker:
     """
 
     def __init__(self, app: TaskRegistry, config: WorkerConfig) -> None:
-        with suppressed_sends(app):
-            for module in config.imports:
-                import_module(module)
+        refuse_while_loading()
+        import_modules(app, config.imports)
         self._app = app
         self._config = config
         self._queues = queues_to_serve(app.config, config)
@@ -225,6 +224,7 @@ class Worker:
         config = self._config
         settings = ChildSettings(
             locator=_locator(self._app, config),
+            imports=list(config.imports),
             sys_path=list(sys.path),
             max_tasks=config.max_tasks_per_child,
             max_memory_mb=config.max_memory_per_child_mb,

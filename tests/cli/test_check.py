@@ -43,9 +43,12 @@ def test_the_tasks_are_listed(workplace):
 def test_the_columns_are_aligned_and_strange_names_cannot_disturb_them(workplace):
     workplace.write(TASKS.replace('"greet"', r'"[bold]\x1b[2J\n" + "long" * 50'))
 
+    workplace.env["COLUMNS"] = "80"
+
     header, greet, _crawl, _summary = workplace.run("check", "app:app").stdout.splitlines()
 
     assert r"[bold]\x1b[2J\nlonglong" in greet
+    assert "long" * 50 in greet
     assert greet.index("mail") == header.index("queue")
 
 

@@ -6,6 +6,8 @@ import json
 import logging
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -52,6 +54,26 @@ def test_text_lines_are_aligned():
     line = TextFormatter().format(record("hello"))
 
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  INFO      hello", line)
+
+
+@pytest.mark.parametrize(
+    ("setup", "expected"),
+    [("logging.basicConfig(format='mine %(message)s')", "mine beware"), ("pass", "WARNING   beware")],
+)
+def test_warnings_of_others_are_heard_once(setup, expected):
+    script = f"""
+import logging
+from horsies import logs
+{setup}
+logs.configure("INFO", "text")
+logging.getLogger("theirs").warning("beware")
+logging.getLogger("theirs").info("hush")
+"""
+
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr
+
+    (line,) = said.splitlines()
+    assert line.endswith(expected)
 
 
 def test_a_worker_says_what_it_does_in_text(workplace):

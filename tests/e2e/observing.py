@@ -75,9 +75,15 @@ def attempts(db: Db, task: TaskHandle[Any]) -> list[dict[str, Any]]:
     return db.execute(query, (task.task_id,)).fetchall()
 
 
-def until_status(db: Db, task: TaskHandle[Any] | str | UUID, *wanted: str, seconds: float = 20) -> dict[str, Any]:
+def until_status(
+    db: Db, task: TaskHandle[Any] | str | UUID, *wanted: str, seconds: float = 20
+) -> dict[str, Any]:
     """The task's row, once it has one of these states."""
-    eventually(lambda: row(db, task)["status"] in wanted, seconds, f"{task!r} being {' or '.join(wanted)}")
+    wish = f"the task being {' or '.join(wanted)}"
+    try:
+        eventually(lambda: row(db, task)["status"] in wanted, seconds, wish)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; its row is {row(db, task)}") from None
     return row(db, task)
 
 

@@ -106,7 +106,13 @@ def office(shared_workplace: Workplace) -> Office:
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [("exit", "exited with code 9"), ("kill", "SIGKILL"), ("term", "SIGTERM"), ("abort", "SIGABRT"), ("segfault", "SIGSEGV")],
+    [
+        ("exit", "exited with code 9"),
+        ("kill", "SIGKILL"),
+        ("term", "SIGTERM"),
+        ("abort", "SIGABRT"),
+        ("segfault", "SIGSEGV"),
+    ],
 )
 def test_a_task_whose_process_dies_fails_as_crashed_and_says_how(
     office: Office, shared_db: Db, how: str, told: str
@@ -182,7 +188,9 @@ def test_siblings_in_flight_do_not_notice(office: Office, shared_db: Db) -> None
     gate = office.gate("sibling")
     sibling = office.tasks.wait_for.send(str(gate)).unwrap()
     pid = until_status(shared_db, sibling, "RUNNING")["worker_pid"]
-    crashing = [office.tasks.no_policy.send(str(office.gate("beside")), how).unwrap() for how in ("exit", "segfault")]
+    crashing = [
+        office.tasks.no_policy.send(str(office.gate("beside")), how).unwrap() for how in ("exit", "segfault")
+    ]
 
     for handle in crashing:
         assert handle.get(20_000).err_value.error_code is OperationalErrorCode.WORKER_CRASHED

@@ -155,12 +155,17 @@ def test_a_waiter_is_woken_by_the_end_of_the_task(office: Office, shared_db: Db)
 def test_listeners_hear_of_the_task_when_it_is_new_and_when_it_is_done(office: Office, shared_db: Db) -> None:
     waiting = "SELECT bool_and(waiting) AS waiting FROM horsies_workers"
     eventually(lambda: shared_db.execute(waiting).fetchone()["waiting"], what="the worker being idle")
+    gate = office.gate("listener")
     with psycopg.connect(office.place.database_url, autocommit=True) as listener:
         listener.execute("LISTEN task_new")
         listener.execute("LISTEN task_done")
 
-        handle = office.tasks.add.send(2, 3).unwrap()
-        handle.get(20_000)
+        handle = office.tasks.wait_for.send(str(gate)).unwrap()
+        waiter = threading.Thread(target=handle.get, args=(20_000,))
+        waiter.start()
+        eventually(lambda: row(shared_db, handle)["awaited"], what="the task being awaited")
+        gate.touch()
+        waiter.join(20)
 
         heard = {(news.channel, news.payload) for news in listener.notifies(timeout=10, stop_after=2)}
     assert heard == {("task_new", handle.task_id), ("task_done", handle.task_id)}
@@ -228,7 +233,9 @@ def test_sync_calls_inside_a_running_loop_work(office: Office) -> None:
     ],
     ids=["unknown queue", "wrong type", "unserialisable", "missing", "unknown argument"],
 )
-def test_what_is_wrong_with_a_send_is_told_before_any_row_exists(workplace: Workplace, db: Db, send: Any) -> None:
+def test_what_is_wrong_with_a_send_is_told_before_any_row_exists(
+    workplace: Workplace, db: Db, send: Any
+) -> None:
     workplace.write(URL + APP)
 
     refused = send(workplace.load())

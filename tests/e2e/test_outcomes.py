@@ -194,7 +194,9 @@ def test_a_row_that_names_an_unknown_task_fails_and_the_worker_goes_on(office: O
     "kwargs",
     ["{", "[]", '{"x": "one"}', '{"y": 1}', "{}", None, '{"x": 1, "y": 1}', '{"x": 1e999}', "\u2028"],
 )
-def test_a_row_with_arguments_that_cannot_be_read_fails(office: Office, shared_db: Db, kwargs: str | None) -> None:
+def test_a_row_with_arguments_that_cannot_be_read_fails(
+    office: Office, shared_db: Db, kwargs: str | None
+) -> None:
     task_id = _insert(shared_db, "divide", kwargs)
 
     stored = until_status(shared_db, task_id, "FAILED")

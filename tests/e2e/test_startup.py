@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from horsies import TaskResult
-from tests.e2e.observing import CHILD, TEMPLATE, Db, children, descendants, is_alive, lines, sessions, until_status
+from tests.e2e.observing import (
+    CHILD,
+    TEMPLATE,
+    Db,
+    children,
+    descendants,
+    is_alive,
+    lines,
+    sessions,
+    until_status,
+)
 from tests.e2e.office import URL, staffed
 from tests.support.waiting import eventually
 from tests.support.workers import RunningWorker, Workplace
@@ -22,11 +31,11 @@ def note(what):
         file.write(f"{what} {os.getpid()} {os.environ.get('HORSIES_CHILD_PROCESS', '0')}\\n")
 """
 PID = """
-@app.task("pid")
-def pid() -> TaskResult[int, TaskError]:
+@app.task("{name}")
+def {name}() -> TaskResult[int, TaskError]:
     return TaskResult(ok=os.getpid())
 """
-APP = "app = Horsies(AppConfig.for_database_url(URL))\n" + PID
+APP = "app = Horsies(AppConfig.for_database_url(URL))\n" + PID.format(name="pid")
 
 
 def test_a_worker_has_a_child_for_each_process_a_spare_and_a_template(workplace: Workplace) -> None:
@@ -207,10 +216,12 @@ def test_discovered_tasks_run_and_others_are_not_known(workplace: Workplace, db:
     workplace.write(URL + APP + f"app.discover_tasks({modules})\n")
     listed = ("orders", "letters")
     for path in ("shop/orders.py", "shop/mail/letters.py", "shop/mail/unlisted.py"):
-        workplace.write("from app import app" + PID.replace("pid", Path(path).stem), name=path)
+        workplace.write("from app import app" + PID.format(name=Path(path).stem), name=path)
     worker = workplace.start("--processes=1")
 
-    ids = db.execute("SELECT horsies_send(name) AS id FROM unnest(%s::text[]) AS name", ([*listed, "unlisted"],)).fetchall()
+    ids = db.execute(
+        "SELECT horsies_send(name) AS id FROM unnest(%s::text[]) AS name", ([*listed, "unlisted"],)
+    ).fetchall()
     ended = [until_status(db, sent["id"], "COMPLETED", "FAILED") for sent in ids]
 
     assert [task["error_code"] for task in ended] == [None, None, "WORKER_RESOLUTION_ERROR"]
@@ -224,7 +235,7 @@ def test_discovered_tasks_run_and_others_are_not_known(workplace: Workplace, db:
 @pytest.mark.parametrize("run", ["app.run_worker(config)", "asyncio.run(app.run_worker_async(config))"])
 def test_a_worker_runs_from_a_script_without_the_command_line(workplace: Workplace, db: Db, run: str) -> None:
     workplace.write('app = Horsies(AppConfig.for_database_url("postgresql://nobody@127.0.0.1:1/nowhere"))')
-    workplace.write("from app import app" + PID, name="more_tasks.py")
+    workplace.write("from app import app" + PID.format(name="pid"), name="more_tasks.py")
     workplace.write(
         f"""
 from app import app
@@ -232,20 +243,27 @@ config = WorkerConfig(
     dsn=os.environ["HORSIES_DATABASE_URL"], queues=["default"], processes=2, max_claim_batch=1,
     max_claim_per_worker=2, app_locator="app:app", imports=["more_tasks"],
 )
-{run}
-print("stopped well")
+if __name__ == "__main__":
+    {run}
+    print("stopped well")
 """,
         name="script.py",
     )
     sent = db.execute("SELECT horsies_send('pid') AS id").fetchone()
     assert sent is not None
     process = subprocess.Popen(
-        [sys.executable, "script.py"], cwd=workplace.folder, env=workplace.env, stdout=subprocess.PIPE, text=True
+        [sys.executable, "script.py"],
+        cwd=workplace.folder,
+        env=workplace.env,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         try:
             ended = until_status(db, sent["id"], "COMPLETED", "FAILED")
-            assert (ended["status"], ended["worker_pid"] in children(process.pid)) == ("COMPLETED", True), ended
+            assert (ended["status"], ended["worker_pid"] in children(process.pid)) == ("COMPLETED", True), (
+                ended
+            )
             process.send_signal(signal.SIGTERM)
             output, _ = process.communicate(timeout=20)
         finally:
@@ -269,7 +287,8 @@ async def main():
     except asyncio.CancelledError:
         print("cancelled after", result.is_ok())
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
 """,
         name="script.py",
     )
@@ -277,6 +296,25 @@ asyncio.run(main())
     ended = _run_script(workplace)
 
     assert ended.stdout == "cancelled after True\n", ended.stderr
+
+
+def test_a_script_that_runs_a_worker_wherever_it_is_imported_does_not_multiply(
+    workplace: Workplace, db: Db
+) -> None:
+    """Its children import the app again; a script without a guard must not start a worker in each of them."""
+    workplace.write(URL + APP)
+    workplace.write("from app import app\napp.run_worker(WorkerConfig(processes=1))\n", name="script.py")
+    process = subprocess.Popen(
+        [sys.executable, "script.py"], cwd=workplace.folder, env=workplace.env, start_new_session=True
+    )
+    try:
+        eventually(
+            lambda: process.poll() is not None or db.execute("SELECT FROM horsies_workers").rowcount, 5
+        )
+        assert len(descendants(process.pid) - children(process.pid)) <= 1
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])

@@ -139,14 +139,18 @@ def test_a_limit_does_not_outlive_its_task(office: Office, shared_db: Db) -> Non
 
     ran = "SELECT now() - %s > interval '700 ms' AS longer"
     started = row(shared_db, unlimited[1])["started_at"]
-    eventually(lambda: shared_db.execute(ran, (started,)).fetchone()["longer"], what="the old limit having passed")
+    eventually(
+        lambda: shared_db.execute(ran, (started,)).fetchone()["longer"], what="the old limit having passed"
+    )
     gate.touch()
 
     assert all(handle.get(20_000).is_ok() for handle in unlimited)
 
 
 def test_an_app_can_set_a_limit_for_all_its_tasks(workplace: Workplace) -> None:
-    own = staffed(workplace, APP.replace("for_database_url(URL)", "for_database_url(URL, default_task_timeout_ms=300)"))
+    own = staffed(
+        workplace, APP.replace("for_database_url(URL)", "for_database_url(URL, default_task_timeout_ms=300)")
+    )
 
     error = own.tasks.wait_for.send(str(own.gate("never"))).unwrap().get(20_000).err_value
 

@@ -16,7 +16,7 @@ from horsies.task import Task
 from tests.pg.hands import Hands
 from tests.support.proxy import Proxy
 
-Add = Task[[int, int], int]
+Add = Task[..., int]
 
 
 def define_add(app: Horsies, **options: Any) -> Add:

@@ -11,7 +11,7 @@ from horsies import PostgresConfig
 from horsies.storage import tasks, workers
 from horsies.storage.database import connect_worker
 from horsies.storage.tasks import Ask, Claimed, Completed, Failure, QueueAsk, Start
-from horsies.storage.workers import Registration
+from horsies.storage.workers import Definition, Registration
 
 T = TypeVar("T")
 Key = tuple[int, str, str]
@@ -53,7 +53,8 @@ class Hands:
         """Take what is due, most urgent first; a row goes straight to a child while there are pids."""
         names = queues or ("default",)
         asked = [
-            QueueAsk(name, quota, *after) for name, quota in zip(names, quotas or [limit] * len(names), strict=True)
+            QueueAsk(name, quota, *after)
+            for name, quota in zip(names, quotas or [limit] * len(names), strict=True)
         ]
         return self._exchange([], asked, limit, pids, is_async)[1]
 
@@ -78,6 +79,7 @@ class Hands:
             is_async=is_async,
             limit=limit,
             pids=list(pids),
+            idle=len(list(pids)),
             lease_seconds=LEASE_SECONDS,
             worker_id=self.worker_id,
             hostname="host",
@@ -125,7 +127,7 @@ class Hands:
     def next_due(self, *queues: str) -> float | None:
         return self._run(tasks.next_due(self._connection, queues or ("default",)))
 
-    def register(self, *queues: str, waiting: bool) -> None:
+    def register(self, *queues: str, waiting: bool, definitions: Sequence[Definition] = ()) -> None:
         """Say who we are, and whether we sleep until we are notified."""
         registration = Registration(
             worker_id=self.worker_id,
@@ -135,5 +137,5 @@ class Hands:
             queues=list(queues or ("default",)),
             lease_seconds=LEASE_SECONDS,
         )
-        self._run(workers.register(self._connection, registration, []))
+        self._run(workers.register(self._connection, registration, definitions))
         self._run(workers.wait(self._connection, self.worker_id, waiting))

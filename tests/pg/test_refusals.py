@@ -10,7 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies import Horsies, PayloadPolicy, TaskError, TaskResult, TaskSendError, TaskSendErrorCode, TaskSendResult
+from horsies import (
+    Horsies,
+    PayloadPolicy,
+    TaskError,
+    TaskResult,
+    TaskSendError,
+    TaskSendErrorCode,
+    TaskSendResult,
+)
 from tests.pg.conftest import Add, define_add, new_apps
 
 NOW = datetime.now(UTC)
@@ -74,7 +82,18 @@ def test_a_call_that_does_not_fit_the_signature_is_refused(
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, -math.inf, "nul\0", "\ud800", {"nested": ["\udfff"]}, {"nul\0": 1}, object(), {1, 2}, b"\xff"],
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        "nul\0",
+        "\ud800",
+        {"nested": ["\udfff"]},
+        {"nul\0": 1},
+        object(),
+        {1, 2},
+        b"\xff",
+    ],
 )
 def test_a_value_that_json_or_the_database_cannot_carry_is_refused(app: Horsies, value: Any) -> None:
     @app.task("keep")
@@ -197,7 +216,12 @@ def test_a_unique_task_takes_no_idempotency_key(app: Horsies) -> None:
 def test_suppressed_sends_store_nothing_until_they_are_allowed_again(app: Horsies, add: Add) -> None:
     app.suppress_sends(True)
 
-    for result in (add.send(1), add.schedule(5, 1), add.send_many([(1,)]), add.with_options(priority=1).send(1)):
+    for result in (
+        add.send(1),
+        add.schedule(5, 1),
+        add.send_many([(1,)]),
+        add.with_options(priority=1).send(1),
+    ):
         assert refusal(result).code is TaskSendErrorCode.SEND_SUPPRESSED
 
     app.suppress_sends(False)
@@ -216,7 +240,9 @@ def test_sends_can_be_suppressed_by_the_environment(
     assert (code is TaskSendErrorCode.SEND_SUPPRESSED) == suppressed
 
 
-def test_a_database_that_cannot_be_reached_is_an_error_worth_another_try(make_app: Callable[..., Horsies]) -> None:
+def test_a_database_that_cannot_be_reached_is_an_error_worth_another_try(
+    make_app: Callable[..., Horsies],
+) -> None:
     add = define_add(make_app(url="postgresql://nobody:s3cret@127.0.0.1:1/none"))
 
     error = add.send(1).unwrap_err()
@@ -227,7 +253,9 @@ def test_a_database_that_cannot_be_reached_is_an_error_worth_another_try(make_ap
     assert "s3cret" not in f"{error!r}{error.message}"
 
 
-def test_a_login_that_is_refused_is_not_worth_another_try(make_app: Callable[..., Horsies], database_url: str) -> None:
+def test_a_login_that_is_refused_is_not_worth_another_try(
+    make_app: Callable[..., Horsies], database_url: str
+) -> None:
     wrong = database_url.replace("horsies:", "horsies:wr0ng", 1)
     add = define_add(make_app(url=wrong))
 

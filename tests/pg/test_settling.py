@@ -47,11 +47,20 @@ def test_a_failed_task_keeps_its_error(add: Add, hands: Hands, db: Db) -> None:
     assert hands.fail(hands.run_next(), reason="why") == {handle.task_id: False}
 
     row = task(db)
-    assert (row["status"], row["result"], row["error_code"], row["failed_reason"]) == ("FAILED", ERR, "BROKEN", "why")
+    assert (row["status"], row["result"], row["error_code"], row["failed_reason"]) == (
+        "FAILED",
+        ERR,
+        "BROKEN",
+        "why",
+    )
     assert row["failed_at"] == row["terminal_at"]
     assert row["completed_at"] is None
     (attempt,) = attempts(db)
-    assert (attempt["outcome"], attempt["error_code"], attempt["error_message"]) == ("FAILED", "BROKEN", "it broke")
+    assert (attempt["outcome"], attempt["error_code"], attempt["error_message"]) == (
+        "FAILED",
+        "BROKEN",
+        "it broke",
+    )
 
 
 def test_a_failure_with_a_delay_makes_the_task_pending_again_and_keeps_the_attempt(
@@ -67,7 +76,14 @@ def test_a_failure_with_a_delay_makes_the_task_pending_again_and_keeps_the_attem
     assert row["sent_at"] == before["sent_at"]
     assert row["enqueued_at"] == row["next_retry_at"]
     assert 50 < (row["enqueued_at"] - datetime.now(UTC)).total_seconds() <= 60
-    for column in ("claimed_by_worker_id", "claimed_at", "claim_expires_at", "started_at", "result", "error_code"):
+    for column in (
+        "claimed_by_worker_id",
+        "claimed_at",
+        "claim_expires_at",
+        "started_at",
+        "result",
+        "error_code",
+    ):
         assert row[column] is None
     (attempt,) = attempts(db)
     assert (attempt["attempt"], attempt["outcome"], attempt["will_retry"]) == (1, "FAILED", True)
@@ -88,13 +104,20 @@ def test_every_attempt_is_on_record(add: Add, hands: Hands, db: Db) -> None:
     assert task(db)["retry_count"] == 2
 
 
-def test_a_retry_that_would_come_too_late_ends_the_task_with_its_own_error(add: Add, hands: Hands, db: Db) -> None:
+def test_a_retry_that_would_come_too_late_ends_the_task_with_its_own_error(
+    add: Add, hands: Hands, db: Db
+) -> None:
     handle = add.with_options(good_until=datetime.now(UTC) + timedelta(seconds=30)).send(2).unwrap()
 
     assert hands.fail(hands.run_next(), delay_seconds=31) == {handle.task_id: False}
 
     row = task(db)
-    assert (row["status"], row["error_code"], row["result"], row["retry_count"]) == ("FAILED", "BROKEN", ERR, 0)
+    assert (row["status"], row["error_code"], row["result"], row["retry_count"]) == (
+        "FAILED",
+        "BROKEN",
+        ERR,
+        0,
+    )
     assert db.execute("SELECT 1 FROM horsies_attempts").fetchall() == []
 
 
@@ -237,7 +260,9 @@ def test_what_was_not_started_in_time_expires_with_a_result_and_no_attempt(
     (running,) = ours.run_next(limit=1)
     (held,) = ours.claim(limit=1)
     (others,) = theirs.claim(limit=1)
-    (waiting, in_time) = (row["id"] for row in db.execute("SELECT id FROM horsies_tasks WHERE status = 'PENDING'"))
+    (waiting, in_time) = (
+        row["id"] for row in db.execute("SELECT id FROM horsies_tasks WHERE status = 'PENDING'")
+    )
     db.execute("UPDATE horsies_tasks SET good_until = now() - interval '1 s' WHERE id <> %s", (in_time,))
 
     assert ours.expire() == 2
@@ -261,7 +286,10 @@ def test_history_is_kept_by_the_day_and_days_without_a_partition_are_no_problem(
         " VALUES ('add', false, 'COMPLETED', now() - interval '90 days')"
     )
 
-    parts = [row["part"] for row in db.execute("SELECT tableoid::regclass::text AS part FROM horsies_tasks ORDER BY 1")]
+    parts = [
+        row["part"]
+        for row in db.execute("SELECT tableoid::regclass::text AS part FROM horsies_tasks ORDER BY 1")
+    ]
 
     assert parts == [f"horsies_tasks_{datetime.now(UTC):%Y%m%d}", "horsies_tasks_history_default"]
 
@@ -279,7 +307,9 @@ def test_any_number_of_workers_may_prepare_the_same_days_at_once(database_url: s
     assert sum(made) == 23
 
 
-def test_a_long_read_of_history_delays_its_next_day_and_not_the_readers(add: Add, database_url: str, db: Db) -> None:
+def test_a_long_read_of_history_delays_its_next_day_and_not_the_readers(
+    add: Add, database_url: str, db: Db
+) -> None:
     handle = add.send(1).unwrap()
     with psycopg.connect(database_url) as reader, psycopg.connect(database_url) as other:
         reader.execute("SELECT count(*) FROM horsies_tasks")

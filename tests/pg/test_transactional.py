@@ -6,12 +6,12 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
@@ -24,6 +24,7 @@ from horsies import Horsies, TaskError, TaskResult, TaskSendErrorCode
 from tests.pg.conftest import Add, define_add
 
 Db = psycopg.Connection[dict[str, Any]]
+asyncpg: Any = import_module("asyncpg")  # it has no types
 
 
 def ids(db: Db) -> list[UUID]:
@@ -35,39 +36,40 @@ def with_driver(url: str, driver: str) -> str:
 
 
 @contextmanager
-def psycopg_plain(url: str) -> Iterator[psycopg.Connection[Any]]:
+def psycopg_plain(url: str) -> Generator[psycopg.Connection[Any]]:
     with psycopg.connect(url) as connection:
         yield connection
 
 
 @contextmanager
-def psycopg_with_dict_rows(url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(url, row_factory=dict_row) as connection:
+def psycopg_with_dict_rows(url: str) -> Generator[psycopg.Connection[Any]]:
+    connect: Any = psycopg.connect
+    with connect(url, row_factory=dict_row) as connection:
         yield connection
 
 
 @contextmanager
-def psycopg_with_raw_cursors(url: str) -> Iterator[psycopg.Connection[Any]]:
+def psycopg_with_raw_cursors(url: str) -> Generator[psycopg.Connection[Any]]:
     with psycopg.connect(url, cursor_factory=psycopg.RawCursor) as connection:
         yield connection
 
 
 @contextmanager
-def sqlalchemy_connection(url: str) -> Iterator[sqlalchemy.Connection]:
+def sqlalchemy_connection(url: str) -> Generator[sqlalchemy.Connection]:
     engine = sqlalchemy.create_engine(with_driver(url, "psycopg"), poolclass=NullPool)
     with engine.connect() as connection:
         yield connection
 
 
 @contextmanager
-def sqlalchemy_session(url: str) -> Iterator[Session]:
+def sqlalchemy_session(url: str) -> Generator[Session]:
     engine = sqlalchemy.create_engine(with_driver(url, "psycopg"), poolclass=NullPool)
     with Session(engine) as session:
         yield session
 
 
 @contextmanager
-def sqlalchemy_scoped_session(url: str) -> Iterator[scoped_session[Session]]:
+def sqlalchemy_scoped_session(url: str) -> Generator[scoped_session[Session]]:
     engine = sqlalchemy.create_engine(with_driver(url, "psycopg"), poolclass=NullPool)
     session = scoped_session(sessionmaker(engine))
     yield session
@@ -75,13 +77,14 @@ def sqlalchemy_scoped_session(url: str) -> Iterator[scoped_session[Session]]:
 
 
 @asynccontextmanager
-async def psycopg_async(url: str) -> AsyncIterator[tuple[Any, Any]]:
-    async with await psycopg.AsyncConnection.connect(url, row_factory=dict_row) as connection:
+async def psycopg_async(url: str) -> AsyncGenerator[tuple[Any, Any]]:
+    connect: Any = psycopg.AsyncConnection.connect
+    async with await connect(url, row_factory=dict_row) as connection:
         yield connection, connection
 
 
 @asynccontextmanager
-async def _sqlalchemy_async_session(url: str, driver: str) -> AsyncIterator[tuple[Any, Any]]:
+async def _sqlalchemy_async_session(url: str, driver: str) -> AsyncGenerator[tuple[Any, Any]]:
     engine = create_async_engine(with_driver(url, driver), poolclass=NullPool)
     async with AsyncSession(engine) as session:
         yield session, session
@@ -96,14 +99,14 @@ def sqlalchemy_async_asyncpg(url: str) -> Any:
 
 
 @asynccontextmanager
-async def sqlalchemy_async_connection(url: str) -> AsyncIterator[tuple[Any, Any]]:
+async def sqlalchemy_async_connection(url: str) -> AsyncGenerator[tuple[Any, Any]]:
     engine = create_async_engine(with_driver(url, "asyncpg"), poolclass=NullPool)
     async with engine.connect() as connection:
         yield connection, connection
 
 
 @asynccontextmanager
-async def asyncpg_plain(url: str) -> AsyncIterator[tuple[Any, Any]]:
+async def asyncpg_plain(url: str) -> AsyncGenerator[tuple[Any, Any]]:
     connection = await asyncpg.connect(url)
     transaction = connection.transaction()
     await transaction.start()
@@ -112,7 +115,7 @@ async def asyncpg_plain(url: str) -> AsyncIterator[tuple[Any, Any]]:
 
 
 @asynccontextmanager
-async def asyncpg_from_a_pool(url: str) -> AsyncIterator[tuple[Any, Any]]:
+async def asyncpg_from_a_pool(url: str) -> AsyncGenerator[tuple[Any, Any]]:
     async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, pool.acquire() as connection:
         transaction = connection.transaction()
         await transaction.start()
@@ -151,7 +154,11 @@ def test_commit_makes_the_task_exist_and_rollback_leaves_nothing(
         connection.rollback()
         assert ids(db) == []
 
-        handles = [sender.send(2).unwrap(), sender.schedule(5, 3).unwrap(), *sender.send_many([(4,)]).unwrap()]
+        handles = [
+            sender.send(2).unwrap(),
+            sender.schedule(5, 3).unwrap(),
+            *sender.send_many([(4,)]).unwrap(),
+        ]
         handles.append(once.with_options(conn=connection).send(1).unwrap())
         assert once.with_options(conn=connection).send(1).unwrap().task_id == handles[-1].task_id
         handles.append(add.with_options(conn=connection, idempotency_key="k").send(2).unwrap())
@@ -219,7 +226,9 @@ def test_the_workers_of_the_queue_are_woken_after_the_commit_and_not_before(
         assert list(db.notifies(timeout=0.2)) == []
 
 
-def test_a_failed_send_in_a_transaction_is_not_sent_again_outside_it(add: Add, database_url: str, db: Db) -> None:
+def test_a_failed_send_in_a_transaction_is_not_sent_again_outside_it(
+    add: Add, database_url: str, db: Db
+) -> None:
     with psycopg.connect(database_url) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
             connection.execute("SELECT 1/0")
@@ -232,7 +241,9 @@ def test_a_failed_send_in_a_transaction_is_not_sent_again_outside_it(add: Add, d
     assert ids(db) == []
 
 
-def test_a_connection_of_the_other_kind_is_refused_with_the_right_method(add: Add, database_url: str, db: Db) -> None:
+def test_a_connection_of_the_other_kind_is_refused_with_the_right_method(
+    add: Add, database_url: str, db: Db
+) -> None:
     async def send_sync_on_async() -> str:
         async with await psycopg.AsyncConnection.connect(database_url) as connection:
             return add.with_options(conn=connection).send(1).unwrap_err().message

@@ -51,7 +51,8 @@ SELECT id FROM horsies_tasks WHERE NOT live AND id = ANY (%(ids)s::uuid[]) AND t
 --
 -- A task that is no longer ours is not ended: its result is dropped. Queues are read in the order given, each up to its
 -- quota, from the key where the last claim ended, so that dead rows before it are not walked again. The first rows go
--- straight to the children whose pids are given and are started here and now; the rest wait in the worker as CLAIMED.
+-- straight to the children whose pids are given, the idle ones first, and are started here and now. The rest wait in
+-- the worker as CLAIMED, and so do tasks with an expiry that would have to queue: it is looked at again when they start.
 -- The first row of the answer has no id; its claim_seq says how many tasks were ended.
 WITH ended AS (
     UPDATE horsies_tasks AS task
@@ -62,12 +63,12 @@ WITH ended AS (
 ), told AS (
     SELECT count(*) AS ended, count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) AS notified FROM ended
 ), next AS MATERIALIZED (
-    SELECT task.id
+    SELECT task.id, task.good_until
       FROM ROWS FROM (json_to_recordset(CAST(%(queues)s AS json))
                       AS (queue_name text, quota integer, priority smallint, enqueued_at timestamptz, id uuid))
            WITH ORDINALITY AS queue (queue_name, quota, priority, enqueued_at, id, place)
      CROSS JOIN LATERAL (
-           SELECT id FROM horsies_tasks_live AS task
+           SELECT id, good_until FROM horsies_tasks_live AS task
             WHERE task.queue_name = queue.queue_name AND task.is_async = %(is_async)s
               AND (task.priority, task.enqueued_at, task.id) > (queue.priority, queue.enqueued_at, queue.id)
               AND task.enqueued_at <= now() AND task.status = 'PENDING'
@@ -78,8 +79,9 @@ WITH ended AS (
      ORDER BY queue.place
      LIMIT %(limit)s
 ), placed AS (
-    SELECT id, place, (CAST(%(pids)s AS integer[]))[place] AS pid
-      FROM (SELECT id, row_number() OVER () AS place FROM next) AS next
+    SELECT id, place,
+           CASE WHEN place <= %(idle)s OR good_until IS NULL THEN (CAST(%(pids)s AS integer[]))[place] END AS pid
+      FROM (SELECT id, good_until, row_number() OVER () AS place FROM next) AS next
 ), claimed AS (
     UPDATE horsies_tasks_live AS task
        SET status = CASE WHEN placed.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,

@@ -1,0 +1,137 @@
+"""What the reference pages list is what the code has: settings, error codes, flags, modules."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, Field
+from enum import Enum
+from typing import Any
+
+import click
+import pytest
+
+from horsies import (
+    AppConfig,
+    CustomQueueConfig,
+    ErrorCode,
+    PayloadPolicy,
+    PostgresConfig,
+    RecoveryConfig,
+    RetentionConfig,
+    TaskSendErrorCode,
+    WorkerConfig,
+    WorkerResilienceConfig,
+)
+from horsies.cli import horsies
+from horsies.status import BUILTIN_CODE_REGISTRY
+from tests.docs.pages import ROOT, prose, tables
+
+DOCS = ROOT / "docs"
+MODELS: list[Any] = [
+    AppConfig,
+    PostgresConfig,
+    CustomQueueConfig,
+    WorkerConfig,
+    WorkerResilienceConfig,
+    PayloadPolicy,
+    RecoveryConfig,
+    RetentionConfig,
+]
+
+
+def default_of(setting: Field[Any]) -> str:
+    """A default as one writes it."""
+    if setting.default_factory is not MISSING:
+        value = setting.default_factory()
+        return f"{type(value).__name__}()" if type(value) in MODELS else repr(value)
+    match setting.default:
+        case value if value is MISSING:
+            return "required"
+        case bool() as value:
+            return str(value)
+        case Enum() as value if type(value).__name__ == "QueueMode":
+            return str(f"{type(value).__name__}.{value.name}")
+        case str() as value:
+            return f'"{value}"'
+        case int() as value:
+            return f"{value:_}"
+        case value:
+            return repr(value)
+
+
+def range_of(setting: Field[Any]) -> str | None:
+    """The bounds of a number as one writes them; None for a setting without any."""
+    if "range" not in setting.metadata:
+        return None
+    low, high, or_none = setting.metadata["range"]
+    bounds = f"≥ {low:_}" if high is None else f"{low:_} … {high:_}"
+    return f"{bounds} or None" if or_none else bounds
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_setting_is_listed_with_its_default_and_range(model: Any) -> None:
+    listed = tables(DOCS / "configuration.md")[model.__name__]
+    settings: dict[str, Field[Any]] = model.__dataclass_fields__
+
+    assert [row[0] for row in listed] == list(settings)
+    for name, default, bounds, meaning in listed:
+        assert default == default_of(settings[name]), name
+        assert range_of(settings[name]) in (None, bounds), name
+        assert meaning, name
+
+
+def codes_in_use() -> set[ErrorCode]:
+    """The codes that the package mentions outside their definition."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "horsies").rglob("*.py")]
+    return {
+        ErrorCode[name]
+        for text in sources
+        for name in re.findall(r"ErrorCode\.([A-Z_]+)\b", text)
+        if name in ErrorCode.__members__
+    }
+
+
+def test_every_error_code_has_a_cause_and_a_remedy_or_is_called_reserved() -> None:
+    listed = {row[0]: row for rows in tables(DOCS / "errors.md").values() for row in rows}
+
+    assert sorted(listed) == sorted(ErrorCode)
+    for code in ErrorCode:
+        row = listed[code]
+        assert row[1] == code.name
+        assert row[2].startswith("reserved for ") == (code not in codes_in_use()), code
+        assert len(row) == 4
+        assert all(row), code
+
+
+def test_every_code_of_a_task_and_of_a_send_is_explained() -> None:
+    explained = {row[0] for rows in tables(DOCS / "errors-and-retries.md").values() for row in rows}
+
+    assert {*BUILTIN_CODE_REGISTRY, *TaskSendErrorCode} <= explained
+
+
+def test_every_flag_of_a_worker_is_listed() -> None:
+    worker = horsies.commands["worker"]
+    flags = {flag for option in worker.params if isinstance(option, click.Option) for flag in option.opts}
+
+    listed = {flag.split()[0] for row in tables(DOCS / "workers.md")["Flags"] for flag in row[0].split(", ")}
+
+    assert listed == flags - {"-h", "--help"}
+
+
+def test_the_module_map_names_every_module() -> None:
+    there = {
+        path.name if path.is_file() else f"{path.name}/"
+        for path in (ROOT / "horsies").iterdir()
+        if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__")
+    }
+    named = {name for row in tables(DOCS / "architecture.md")["Module map"] for name in row[0].split(", ")}
+
+    assert named == there - {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_the_pages_name_no_setting_that_does_not_exist() -> None:
+    known = {name for model in MODELS for name in model.__dataclass_fields__}
+    pattern = re.compile(r"\b(?:AppConfig|PostgresConfig|WorkerConfig|PayloadPolicy)\.([a-z_]+)\b(?!\()")
+
+    for page in DOCS.glob("*.md"):
+        assert set(pattern.findall(prose(page))) <= known, page

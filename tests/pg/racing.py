@@ -1,0 +1,34 @@
+"""Several processes that do the same thing at the same moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+PREAMBLE = """
+import sys
+
+def ready():
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def race(script: str, url: str, processes: int) -> list[str]:
+    """What each process printed. The script gets the URL as its argument, and goes on from `ready()` with all others."""
+    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(script), url]
+    racers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(processes)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    printed = [racer.communicate(timeout=60)[0] for racer in racers]
+    assert [racer.returncode for racer in racers] == [0] * processes
+    return printed

@@ -1,0 +1,168 @@
+"""Plain SQL is a producer like any other."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies import Horsies, TaskStatus
+from horsies.storage.workers import Definition
+from tests.pg.conftest import define_add
+from tests.pg.hands import Hands
+
+Db = psycopg.Connection[dict[str, Any]]
+
+
+def send(db: Db, arguments: str, *values: Any) -> Any:
+    row = db.execute(f"SELECT horsies_send({arguments}) AS id".encode(), values).fetchone()
+    assert row is not None
+    return row["id"]
+
+
+def task(db: Db) -> dict[str, Any]:
+    (row,) = db.execute("SELECT * FROM horsies_tasks").fetchall()
+    return row
+
+
+def test_horsies_send_makes_a_task_that_a_worker_can_run(app: Horsies, hands: Hands, db: Db) -> None:
+    add = define_add(app)
+
+    task_id = send(db, """'add', '{"x": 2, "y": 3}'""")
+
+    (claimed,) = hands.run_next()
+    assert (claimed.task_name, claimed.queue_name, claimed.priority) == ("add", "default", 100)
+    assert add.definition.signature.decode(claimed.args, claimed.kwargs) == {"x": 2, "y": 3}
+    hands.complete([claimed])
+    assert app.handle(task_id, add).get(timeout_ms=5_000).unwrap() == 5
+
+
+def test_every_argument_can_be_named(db: Db) -> None:
+    until = datetime.now(UTC) + timedelta(days=1)
+
+    task_id = send(
+        db,
+        """task_name => 'add', kwargs => '{"x": 1}', queue_name => 'mail', priority => 3, delay_seconds => 1.5,
+           good_until => %s, idempotency_key => 'k'""",
+        until,
+    )
+
+    row = task(db)
+    assert row["id"] == task_id
+    assert (row["queue_name"], row["priority"], row["good_until"]) == ("mail", 3, until)
+    assert json.loads(row["kwargs"]) == {"x": 1}
+    assert row["enqueued_at"] - row["sent_at"] == timedelta(seconds=1.5)
+
+
+def test_what_is_not_said_is_as_the_workers_know_the_task(hands: Hands, db: Db) -> None:
+    definition = Definition("add", "mail", 7, True, 3, 5_000, '{"idempotent":true}')
+    hands.register("mail", waiting=False, definitions=[definition])
+
+    send(db, "'add'")
+
+    row = task(db)
+    assert (row["queue_name"], row["priority"], row["is_async"], row["max_retries"]) == ("mail", 7, True, 3)
+    assert (row["timeout_ms"], row["task_options"], row["kwargs"]) == (5_000, '{"idempotent":true}', "{}")
+
+
+def test_an_argument_that_is_null_is_one_that_is_not_said(db: Db) -> None:
+    send(db, "'add', queue_name => NULL, priority => NULL, delay_seconds => NULL, idempotency_key => NULL")
+
+    row = task(db)
+    assert (row["queue_name"], row["priority"], row["enqueued_at"]) == ("default", 100, row["sent_at"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "'add', '[1]'",
+        "'add', NULL",
+        "'add', '5'",
+        "'add', delay_seconds => -1",
+        "'add', delay_seconds => 'NaN'",
+        "'add', priority => 0",
+        "'add', priority => 101",
+        "'add', queue_name => ''",
+        "''",
+        "NULL",
+        "repeat('x', 256)",
+    ],
+)
+def test_a_call_that_makes_no_sense_is_an_error_and_leaves_nothing(db: Db, arguments: str) -> None:
+    with pytest.raises(psycopg.DatabaseError):
+        send(db, arguments)
+
+    assert db.execute("SELECT 1 FROM horsies_tasks").fetchall() == []
+
+
+def test_the_same_key_and_call_is_the_same_task_even_after_it_ended(hands: Hands, db: Db) -> None:
+    first = send(db, """'add', '{"x": 1}', idempotency_key => 'k'""")
+    assert send(db, """'add', '{"x": 1}', idempotency_key => 'k'""") == first
+    hands.complete(hands.run_next())
+
+    assert send(db, """'add', '{"x": 1}', idempotency_key => 'k'""") == first
+
+    with pytest.raises(psycopg.errors.UniqueViolation, match="another call"):
+        send(db, """'add', '{"x": 2}', idempotency_key => 'k'""")
+    assert task(db)["status"] == "COMPLETED"
+
+
+def test_one_key_makes_one_task_however_many_send_it_at_once(database_url: str, db: Db) -> None:
+    def send_it(_: int) -> Any:
+        with psycopg.connect(database_url) as connection:
+            return connection.execute("SELECT horsies_send('add', idempotency_key => 'k')").fetchone()
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = set(threads.map(send_it, range(24)))
+
+    assert answers == {(task(db)["id"],)}
+
+
+def test_a_trigger_can_send(db: Db) -> None:
+    db.execute("CREATE TABLE orders (id integer)")
+    db.execute(
+        """CREATE FUNCTION on_order() RETURNS trigger LANGUAGE plpgsql AS $$
+           BEGIN PERFORM horsies_send('ship', jsonb_build_object('order', NEW.id)); RETURN NULL; END $$"""
+    )
+    db.execute("CREATE TRIGGER shipping AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION on_order()")
+
+    db.execute("INSERT INTO orders VALUES (17)")
+
+    assert json.loads(task(db)["kwargs"]) == {"order": 17}
+
+
+def test_the_workers_are_woken_by_the_commit_of_a_send_in_a_long_transaction(
+    database_url: str, db: Db
+) -> None:
+    db.execute("LISTEN task_queue_default")
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SELECT horsies_send('add')")
+        assert list(db.notifies(timeout=0.2)) == []
+        connection.commit()
+
+    assert [note.channel for note in db.notifies(timeout=10, stop_after=1)] == ["task_queue_default"]
+
+
+def test_the_functions_keep_to_their_own_schema(database_url: str, db: Db) -> None:
+    db.execute("CREATE SCHEMA other; CREATE TABLE other.horsies_tasks (id integer)")
+    with psycopg.connect(database_url, options="-c search_path=other,public") as connection:
+        connection.execute("SELECT public.horsies_send('add')")
+
+    assert task(db)["task_name"] == "add"
+
+
+def test_a_row_with_nothing_but_a_name_is_a_task(app: Horsies, hands: Hands, db: Db) -> None:
+    db.execute("INSERT INTO horsies_tasks (task_name) VALUES ('add')")
+
+    task_id = task(db)["id"]
+    info = app.handle(task_id).info().unwrap()
+    assert info is not None
+    assert (info.status, info.queue_name, info.priority) == (TaskStatus.PENDING, "default", 100)
+    (claimed,) = hands.run_next()
+    assert claimed.id == str(task_id)
+    hands.complete([claimed])
+    assert app.handle(task_id).get(timeout_ms=0).unwrap() == 5
