@@ -20,7 +20,7 @@ from horsies.retry import ExceptionMapper, check_exception_mapper, is_error_code
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
-DEFAULT_CLAIM_LEASE_MS: Final = 60_000
+DEFAULT_CLAIM_LEASE_MS: Final = 10_000
 MAX_QUEUE_NAME_LENGTH: Final = 100
 
 _SECOND, _MINUTE, _HOUR = 1_000, 60_000, 3_600_000

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from typing import NoReturn
 
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, SourceLocation
 from horsies.registry import TaskRegistry
+from horsies.sending import SUPPRESS
 
 _loading = False
 
@@ -32,12 +35,18 @@ def load_app(locator: str, imports: Sequence[str] = ()) -> TaskRegistry:
     if not target:
         _refuse(locator, "it names no module", "write it as package.module:app or path/to/file.py:app")
     _make_importable(Path.cwd())
-    _loading = True
+    # The app is not known before its module is imported, so sends are suppressed for whatever that defines.
+    before = os.environ.get(SUPPRESS)
+    _loading, os.environ[SUPPRESS] = True, "1"
     try:
         app = _pick(import_module(target), attribute, locator)
         import_modules(app, [*app.task_modules, *imports])
     finally:
         _loading = False
+        if before is None:
+            del os.environ[SUPPRESS]
+        else:
+            os.environ[SUPPRESS] = before
     return app
 
 
@@ -185,7 +194,7 @@ def _broken(target: str, error: BaseException) -> HorsiesError:
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
         where = SourceLocation(error.filename, error.lineno)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if where is None and frame.lineno is not None and "importlib" not in frame.filename:
+        if where is None and frame.lineno is not None and not _is_library(frame.filename):
             where = SourceLocation(frame.filename, frame.lineno)
     return ConfigurationError(
         f"importing {target!r} failed with {type(error).__name__}: {error}",
@@ -193,3 +202,10 @@ def _broken(target: str, error: BaseException) -> HorsiesError:
         location=where,
         help_text="correct that line, or see the whole traceback with --loglevel DEBUG",
     )
+
+
+def _is_library(file: str) -> bool:
+    """Whether a frame is in code that the user did not write: the interpreter's, an installed package's or ours."""
+    paths = sysconfig.get_paths()
+    folders = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parent))
+    return file.startswith(("<frozen", *folders))

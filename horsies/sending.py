@@ -32,6 +32,7 @@ from horsies.storage.tasks import NewTask
 logger = logging.getLogger("horsies.send")
 
 MIN_TIMEOUT_MS, MAX_TIMEOUT_MS = 100, 2**31 - 1
+SUPPRESS = "TASKLIB_SUPPRESS_SENDS"
 # A century: far enough for anybody, and near enough for every date there is.
 MAX_DELAY_SECONDS = 36_525 * 86_400
 MAX_KEY_LENGTH = 500
@@ -111,7 +112,7 @@ class Envelope:
     def row(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], delay_seconds: float | None) -> NewTask:
         """The row for one call; raises `Refused`."""
         options, queue = self.options, self._queue
-        if self.broker.sends_suppressed or os.environ.get("TASKLIB_SUPPRESS_SENDS") == "1":
+        if self.broker.sends_suppressed or os.environ.get(SUPPRESS) == "1":
             raise Refused(
                 "sends are suppressed while modules are imported", TaskSendErrorCode.SEND_SUPPRESSED
             )

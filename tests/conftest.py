@@ -43,7 +43,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def server_url() -> str:
     """The maintenance database of this run's server."""
-    settings = {"fsync": "off", "synchronous_commit": "on", "max_connections": "300", "full_page_writes": "off"}
+    settings = {
+        "fsync": "off",
+        "synchronous_commit": "on",
+        "max_connections": "300",
+        "full_page_writes": "off",
+    }
     return embedded.ensure(Path(os.environ[HOME_VARIABLE]), settings=settings, announce=lambda _: None).url
 
 

@@ -99,7 +99,8 @@ def is_refused(error: BaseException) -> bool:
 def explain(error: BaseException, config: PostgresConfig) -> DatabaseError:
     """The error that a user sees when the database could not be used, with the remedy."""
     where = mask_passwords(config.conninfo)
-    detail = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    said = mask_passwords(str(error)).strip()
+    detail = said.splitlines()[-1] if said else type(error).__name__
     if is_refused(error):
         return DatabaseError(
             f"PostgreSQL refused the connection to {where}: {detail}",

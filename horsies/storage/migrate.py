@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
-from psycopg import errors, sql
+from psycopg import IsolationLevel, errors, sql
 
 from horsies.config import PostgresConfig
 from horsies.errors import DatabaseError, ErrorCode, mask_passwords
@@ -53,6 +53,10 @@ async def installed_version(connection: Connection) -> int:
     exists = await (await connection.execute("SELECT to_regclass('horsies_schema_version')")).fetchone()
     if exists is None or exists[0] is None:
         return 0
+    return await _recorded_version(connection)
+
+
+async def _recorded_version(connection: Connection) -> int:
     row = await (await connection.execute("SELECT max(version) FROM horsies_schema_version")).fetchone()
     return 0 if row is None or row[0] is None else int(row[0])
 
@@ -103,12 +107,14 @@ def _checked(version: int) -> int:
 
 
 async def _apply(connection: Connection) -> int:
+    await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
-        version = _checked(await installed_version(connection))
+        # Asking whether the table exists is not enough here: a session that saw none before it waited for the lock
+        # goes on seeing none until it opens a table.
+        await connection.execute(_PROLOGUE)
+        version = _checked(await _recorded_version(connection))
         missing = [migration for migration in MIGRATIONS if migration.version > version]
-        if missing:
-            await connection.execute(_PROLOGUE)
         for migration in missing:
             await connection.execute(sql.SQL(migration.sql))  # pyright: ignore[reportArgumentType]  (our own file)
             await connection.execute(

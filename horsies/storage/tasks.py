@@ -75,6 +75,7 @@ class Claimed(NamedTuple):
     retry_count: int
     max_retries: int
     crash_count: int
+    has_expiry: bool
     task_options: str | None
 
 

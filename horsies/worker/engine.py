@@ -218,7 +218,7 @@ class Engine:
     def _may_look(self) -> bool:
         """Whether there is something to ask for and somewhere to put it."""
         self._pool.depth = self._depth()
-        return bool(self._prefetched and self._pool.idle()) or self._limit(len(self._pool.free())) > 0
+        return bool(self._prefetched and self._pool.free()) or self._limit(len(self._pool.free())) > 0
 
     async def _cycle(self, connection: Connection) -> None:
         """End, start, claim; then hand out what was started."""
@@ -269,6 +269,8 @@ class Engine:
         """How many tasks to ask for now. Short ones are taken as they can be started, without a wait in between."""
         if self._stopping or not self._look:
             return 0
+        if self._prefetched and self._pool.depth > 1:
+            return 0  # those that wait here come first
         room = self._room()
         return min(room, free) if self._pool.depth > 1 or self._limits.prefetch == 0 else room
 
@@ -289,10 +291,15 @@ class Engine:
 
     async def _start(self, connection: Connection) -> None:
         """Send prefetched tasks to children; one that cannot be started is no longer ours or came too late."""
-        pids = self._pool.idle()[: len(self._prefetched)]
-        if not pids:
+        idle = len(self._pool.idle())
+        chosen: list[Claimed] = []
+        for place, (task, pid) in enumerate(zip(self._prefetched, self._pool.free(), strict=False)):
+            if task.has_expiry and place >= idle:
+                break  # it would have to queue, and may be too late by then
+            chosen.append(task._replace(pid=pid))
+        if not chosen:
             return
-        chosen = [self._prefetched[place]._replace(pid=pid) for place, pid in enumerate(pids)]
+        pids = [task.pid or 0 for task in chosen]
         self._pool.reserve(pids)
         try:
             ours = await tasks.start(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from random import random
 
-from horsies.config import PostgresConfig
+from horsies.config import AppConfig, PostgresConfig
 from horsies.retry import backoff
 from horsies.storage import workers
 from horsies.storage.database import TRANSIENT, Connection, connect_worker
@@ -21,8 +22,6 @@ from horsies.worker.settle import Settler
 
 logger = logging.getLogger("horsies.worker")
 
-BEATS_PER_LEASE = 3
-
 
 class Heartbeat:
     """Renews the lease of whoever owns now; `disowned` is awaited when that owner has been declared dead."""
@@ -30,12 +29,16 @@ class Heartbeat:
     def __init__(
         self,
         postgres: PostgresConfig,
+        config: AppConfig,
         settler: Settler,
         owner: Callable[[], Owner],
         state: Callable[[], str],
         disowned: Callable[[Connection], Awaitable[None]],
     ) -> None:
         self._postgres = postgres
+        self._interval = config.claim_renew_interval_ms / 1000
+        self._check_interval = config.recovery.check_interval_ms / 1000
+        self._checked_at = time.monotonic()
         self._settler = settler
         self._owner = owner
         self._state = state
@@ -49,7 +52,7 @@ class Heartbeat:
                     while True:
                         await self._beat(connection)
                         attempt = 0
-                        await asyncio.sleep(self._owner().lease_seconds / BEATS_PER_LEASE)
+                        await asyncio.sleep(self._interval)
             except TRANSIENT as error:
                 logger.warning("cannot renew the lease (%s), trying again", type(error).__name__)
             # Never so long that the lease runs out only because we waited.
@@ -63,7 +66,8 @@ class Heartbeat:
             answer = await workers.beat(connection, owner.worker_id, self._state(), owner.lease_seconds)
         if not answer.is_alive:
             await self._disowned(connection)
-        elif answer.others_are_late:
+        elif answer.others_are_late or time.monotonic() - self._checked_at > self._check_interval:
+            self._checked_at = time.monotonic()
             rescued = await reap(connection, self._settler, owner.lease_seconds)
             if rescued:
                 logger.warning("rescued %d tasks of dead workers", rescued)

@@ -38,7 +38,6 @@ from horsies.worker.settings import ChildSettings
 
 logger = logging.getLogger("horsies.worker")
 
-DEFAULT_LEASE_SECONDS = 10.0
 LAST_SETTLE_SECONDS = 10.0
 
 
@@ -54,9 +53,7 @@ class Worker:
         self._app = app
         self._config = config
         self._queues = queues_to_serve(app.config, config)
-        self._lease_seconds = (
-            DEFAULT_LEASE_SECONDS if app.config.claim_lease_ms is None else app.config.claim_lease_ms / 1000
-        )
+        self._lease_seconds = app.config.effective_claim_lease_ms / 1000
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         hooks = Hooks(
@@ -131,7 +128,12 @@ class Worker:
     async def _work(self, postgres: PostgresConfig) -> None:
         """Work until stopped, then let what is running end."""
         heartbeat = Heartbeat(
-            postgres, self._engine.settler, lambda: self._engine.owner, lambda: self._state, self._disowned
+            postgres,
+            self._app.config,
+            self._engine.settler,
+            lambda: self._engine.owner,
+            lambda: self._state,
+            self._disowned,
         )
         listener = Listener(
             postgres,

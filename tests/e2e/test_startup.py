@@ -176,10 +176,9 @@ def test_a_failed_import_leaves_sends_allowed(workplace: Workplace) -> None:
         """
 from app import app, pid
 from horsies.core.errors import HorsiesError
-from horsies.discovery import import_task_modules
 
 try:
-    import_task_modules(app)
+    app.import_task_modules()
 except HorsiesError as error:
     print(error.code)
 print(app.are_sends_suppressed(), pid.send().is_ok())

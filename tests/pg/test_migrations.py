@@ -57,6 +57,18 @@ def test_ten_processes_may_migrate_at_once(empty_database_url: str) -> None:
     assert sorted(map(int, applied)) == [0] * 9 + [LATEST]
 
 
+def test_a_stricter_default_isolation_is_no_obstacle(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as owner:
+        name = sql.Identifier(owner.info.dbname)
+        owner.execute(
+            sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = 'serializable'").format(name)
+        )
+
+    applied = race(ONE_OF_TEN, empty_database_url, 4)
+
+    assert sorted(map(int, applied)) == [0] * 3 + [LATEST]
+
+
 def test_a_schema_from_the_future_is_refused(make_app: Callable[..., Horsies], database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("INSERT INTO horsies_schema_version (version) VALUES (%s)", (LATEST + 1,))

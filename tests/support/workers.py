@@ -30,7 +30,13 @@ class RunningWorker:
         command = [sys.executable, "-m", "horsies", "worker", *arguments]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, cwd=folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                cwd=folder,
+                env=env,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
 
     @property
@@ -43,7 +49,9 @@ class RunningWorker:
 
     def wait_until_ready(self) -> RunningWorker:
         def ready() -> bool:
-            assert self.process.poll() is None, f"the worker exited with {self.process.returncode}:\n{self.log}"
+            assert self.process.poll() is None, (
+                f"the worker exited with {self.process.returncode}:\n{self.log}"
+            )
             return "Concurrency config:" in self.log
 
         eventually(ready, 30, "the worker being ready")
@@ -84,7 +92,8 @@ class Workplace:
         """The app's module, imported into the test as its producer; its database is the test's."""
         os.environ["HORSIES_DATABASE_URL"] = self.database_url
         spec = importlib.util.spec_from_file_location(f"app_{uuid4().hex}", self.folder / "app.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
@@ -101,7 +110,13 @@ class Workplace:
         """Run a `horsies` command to its end."""
         command = [sys.executable, "-m", "horsies", *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=seconds, check=False
+            command,
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
 
     def __enter__(self) -> Workplace:

@@ -100,7 +100,7 @@ BOUNDS: list[tuple[Any, str, int, int | None, dict[str, Any], str | None]] = [
     (AppConfig, "cluster_wide_cap", 1, None, {}, "HRS-201"),
     (AppConfig, "prefetch_buffer", 0, None, {"claim_lease_ms": 5_000}, "HRS-202"),
     (AppConfig, "claim_lease_ms", 1, 180_000, {}, "HRS-202"),
-    (AppConfig, "max_claim_renew_age_ms", 60_000, None, {}, "HRS-202"),
+    (AppConfig, "max_claim_renew_age_ms", 10_000, None, {}, "HRS-202"),
     (AppConfig, "default_task_timeout_ms", 100, None, {}, None),
     (AppConfig, "cancel_grace_ms", 0, None, {}, None),
     (AppConfig, "unknown_task_grace_seconds", 0, None, {}, None),
@@ -388,8 +388,8 @@ def test_a_short_lease_is_renewed_in_time():
 
 
 def test_a_long_lease_is_renewed_with_the_heartbeat():
-    assert AppConfig().effective_claim_lease_ms == 60_000
-    assert AppConfig().claim_renew_interval_ms == 20_000
+    assert AppConfig().effective_claim_lease_ms == 10_000
+    assert AppConfig(claim_lease_ms=60_000).claim_renew_interval_ms == 20_000
     assert AppConfig(claim_lease_ms=180_000).claim_renew_interval_ms == 30_000
     assert AppConfig(claim_lease_ms=1).claim_renew_interval_ms == 1
 

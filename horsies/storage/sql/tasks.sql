@@ -97,11 +97,11 @@ WITH ended AS (
      WHERE task.id = placed.id
     RETURNING placed.place, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
-              task.crash_count, task.task_options
+              task.crash_count, task.good_until IS NOT NULL, task.task_options
 )
 SELECT 0 AS place, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
        NULL AS queue_name, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
-       NULL::smallint, NULL::smallint, NULL
+       NULL::smallint, NULL::smallint, NULL::boolean, NULL
   FROM told
 UNION ALL
 SELECT * FROM claimed

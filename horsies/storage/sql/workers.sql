@@ -43,8 +43,11 @@ DELETE FROM horsies_workers WHERE worker_id = %(worker_id)s;
 SELECT pg_try_advisory_xact_lock(7240118054);
 
 -- name: bury
--- Declare workers dead whose lease ran out, and forget those that were. Not while the server itself has only just
--- come back: then nobody could renew.
+-- Declare workers dead whose lease ran out, and forget those that died long ago. Not while the server itself has only
+-- just come back: then nobody could renew.
+WITH forgotten AS (
+    DELETE FROM horsies_workers WHERE dead_at < now() - interval '1 day'
+)
 UPDATE horsies_workers SET dead_at = now(), state = 'dead', waiting = false
  WHERE dead_at IS NULL AND lease_expires_at < now()
    AND pg_postmaster_start_time() < now() - make_interval(secs => %(lease_seconds)s)
@@ -54,7 +57,7 @@ RETURNING worker_id, hostname, pid;
 -- Tasks held by a worker that is dead or unknown.
 SELECT task.status, 0 AS place, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
        task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
-       task.crash_count, task.task_options
+       task.crash_count, task.good_until IS NOT NULL, task.task_options
   FROM horsies_tasks_live AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
  WHERE task.status <> 'PENDING' AND (worker.worker_id IS NULL OR worker.dead_at IS NOT NULL)
  ORDER BY task.id
