@@ -313,7 +313,7 @@ class TaskSendPayload:
     task_options: str | None
     enqueue_sha: str
     idempotency_key: str | None = None
-    row: str = field(repr=False)
+    row: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
