@@ -57,7 +57,12 @@ async def register(connection: Connection, worker: Registration, definitions: Se
     async with connection.transaction():
         await connection.execute(SQL["register"], worker._asdict())
         await connection.execute(SQL["define"], {"rows": rows})
-    await connection.execute("SELECT horsies_prepare_history(7)")
+    await prepare_history(connection)
+
+
+async def prepare_history(connection: Connection) -> None:
+    """Make sure of the history partitions of the coming days."""
+    await connection.execute(SQL["prepare_history"])
 
 
 async def beat(connection: Connection, worker_id: UUID, state: str, lease_seconds: float) -> Beat:

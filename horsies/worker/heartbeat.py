@@ -68,6 +68,7 @@ class Heartbeat:
             await self._disowned(connection)
         elif answer.others_are_late or time.monotonic() - self._checked_at > self._check_interval:
             self._checked_at = time.monotonic()
+            await workers.prepare_history(connection)
             rescued = await reap(connection, self._settler, owner.lease_seconds)
             if rescued:
                 logger.warning("rescued %d tasks of dead workers", rescued)

@@ -227,7 +227,6 @@ def near(seconds: float | None, expected: float) -> None:
     assert expected - 60 < seconds <= expected
 
 
-@pytest.mark.xfail(reason="next_due counts the good_until of tasks that run already", strict=True)
 def test_what_runs_past_its_time_is_nothing_to_wake_up_for(hands: Hands, db: Db) -> None:
     insert(db, [{"good_for": 3600}, {"due": 900}])
     hands.run_next(limit=1)

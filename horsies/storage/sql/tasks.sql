@@ -221,7 +221,9 @@ WITH RECURSIVE level (queue_name, is_async, priority) AS (
                AND task.priority = level.priority AND task.enqueued_at > now())
       FROM level WHERE level.priority IS NOT NULL
     UNION ALL
-    SELECT min(good_until) FROM horsies_tasks_live WHERE good_until IS NOT NULL
+    (SELECT good_until FROM horsies_tasks_live
+      WHERE good_until IS NOT NULL AND status <> 'RUNNING'
+      ORDER BY good_until LIMIT 1)
 )
 SELECT extract(epoch FROM min(at) - now())::double precision FROM due;
 

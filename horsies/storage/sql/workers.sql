@@ -20,6 +20,9 @@ ON CONFLICT (task_name) DO UPDATE
        IS DISTINCT FROM (excluded.queue_name, excluded.priority, excluded.is_async, excluded.max_retries,
                          excluded.timeout_ms, excluded.task_options);
 
+-- name: prepare_history
+SELECT horsies_prepare_history(7);
+
 -- name: beat
 -- Renew the lease. A late renewal revives it; no row in the answer means that the worker was declared dead. Tells
 -- whether another worker's lease has run out.
