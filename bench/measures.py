@@ -137,37 +137,36 @@ def latencies(bench: Bench, count: int) -> Iterator[Figure]:
 
 
 def _floor(bench: Bench, count: int) -> float:
-    """Bare psycopg: one session inserts and notifies, another wakes up and commits an update."""
+    """Bare psycopg: a session inserts and notifies; in another process, one wakes up and commits an update."""
     bench.session.execute("CREATE TABLE IF NOT EXISTS bench_floor (n integer PRIMARY KEY, done boolean)")
-    times: list[float] = []
-    woken = threading.Event()
-
-    def serve() -> None:
-        connect = psycopg.connect
-        with connect(bench.url, autocommit=True) as listener, connect(bench.url, autocommit=True) as session:
-            listener.execute("LISTEN bench_floor")
-            ready.set()
-            for notify in listener.notifies(stop_after=count):
-                session.execute("UPDATE bench_floor SET done = true WHERE n = %s", (int(notify.payload),))
-                times.append(time.monotonic() - began)
-                woken.set()
-
-    ready = threading.Event()
-    server = threading.Thread(target=serve)
+    context = multiprocessing.get_context("spawn")
+    woken: multiprocessing.Queue[float] = context.Queue()
+    server = context.Process(target=_serve_floor, args=(bench.url, count, woken))
     server.start()
-    ready.wait()
+    woken.get()
+    times: list[float] = []
     for n in range(count):
         began = time.monotonic()
         bench.session.execute(
             "WITH new AS (INSERT INTO bench_floor VALUES (%s) RETURNING n) SELECT pg_notify('bench_floor', n::text) FROM new",
             (n,),
         )
-        woken.wait()
-        woken.clear()
+        times.append(woken.get() - began)
         time.sleep(0.02)
     server.join()
     bench.session.execute("DROP TABLE bench_floor")
     return statistics.median(times) * 1000
+
+
+def _serve_floor(url: str, count: int, woken: multiprocessing.Queue[float]) -> None:
+    """Report when the second commit was through, on the clock that all processes share."""
+    connect = psycopg.connect
+    with connect(url, autocommit=True) as listener, connect(url, autocommit=True) as session:
+        listener.execute("LISTEN bench_floor")
+        woken.put(0.0)
+        for notify in listener.notifies(stop_after=count):
+            session.execute("UPDATE bench_floor SET done = true WHERE n = %s", (int(notify.payload),))
+            woken.put(time.monotonic())
 
 
 def producers(bench: Bench, seconds: float) -> Iterator[Figure]:

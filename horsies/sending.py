@@ -38,6 +38,7 @@ MAX_DELAY_SECONDS = 36_525 * 86_400
 MAX_KEY_LENGTH = 500
 Unique = Literal["args"] | Callable[..., str] | None
 Stored = Result[list[str], TaskSendError]
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,16 @@ class Envelope:
     def _other_queue(self, name: str) -> CustomQueueConfig | None:
         return next((queue for queue in self.broker.config.queues if queue.name == name), None)
 
-    def row(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], delay_seconds: float | None) -> NewTask:
-        """The row for one call; raises `Refused`."""
+    def rows(self, calls: Iterable[Call], delay_seconds: float | None) -> list[NewTask]:
+        """The rows for some calls; raises `Refused`, for all of them, when one cannot be sent."""
+        common = self._common(delay_seconds)
+        rows = [self._row(common, args, kwargs) for args, kwargs in calls]
+        if len(rows) > 1 and self.options.idempotency_key is not None:
+            raise Refused("one idempotency_key cannot stand for several calls; send them one by one")
+        return rows
+
+    def _common(self, delay_seconds: float | None) -> dict[str, Any]:
+        """What is the same in every row."""
         options, queue = self.options, self._queue
         if self.broker.sends_suppressed or os.environ.get(SUPPRESS) == "1":
             raise Refused(
@@ -123,24 +132,28 @@ class Envelope:
             raise Refused(self._problem)
         if options.eta is not None and delay_seconds is not None:
             raise Refused("the send has an eta and a delay; use one")
-        delay = options.delay_seconds if delay_seconds is None else delay_seconds
+        return {
+            "task_name": self.task.name,
+            "queue_name": queue.name,
+            "priority": options.priority or self.task.priority or queue.priority,
+            "is_async": self.task.is_async,
+            "max_retries": self.task.max_retries,
+            "eta": _in_utc(options.eta),
+            "delay_seconds": options.delay_seconds if delay_seconds is None else delay_seconds,
+            "good_until": _in_utc(options.good_until),
+            "timeout_ms": options.timeout_ms or self.task.timeout_ms,
+            "task_options": self._options_json,
+            "tags": tuple(options.tags) if options.tags else None,
+            "idempotency_key": options.idempotency_key,
+        }
+
+    def _row(self, common: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewTask:
         return NewTask(
             id=new_id(),
-            task_name=self.task.name,
-            queue_name=queue.name,
-            priority=options.priority or self.task.priority or queue.priority,
             kwargs=self._arguments(args, kwargs),
-            is_async=self.task.is_async,
-            max_retries=self.task.max_retries,
-            eta=_in_utc(options.eta),
-            delay_seconds=delay,
-            good_until=_in_utc(options.good_until),
-            timeout_ms=options.timeout_ms or self.task.timeout_ms,
-            task_options=self._options_json,
-            unique_key=self._unique_key(args, kwargs),
-            tags=tuple(options.tags) if options.tags else None,
-            idempotency_key=options.idempotency_key,
-            enqueue_sha=None if options.idempotency_key is None else self._sha(args, kwargs),
+            unique_key=None if self.task.unique is None else self._unique_key(args, kwargs),
+            enqueue_sha=None if self.options.idempotency_key is None else self._sha(args, kwargs),
+            **common,
         )
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

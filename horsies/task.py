@@ -97,10 +97,7 @@ class Sender(Generic[P, T]):
         try:
             if scheduled:
                 check_delay(delay_seconds)
-            rows = [self._envelope.row(args, kwargs, delay_seconds) for args, kwargs in calls]
-            if len(rows) > 1 and self._envelope.options.idempotency_key is not None:
-                raise Refused("one idempotency_key cannot stand for several calls; send them one by one")
-            return Ok(rows)
+            return Ok(self._envelope.rows(calls, delay_seconds))
         except Refused as refusal:
             return Err(refused(refusal))
 

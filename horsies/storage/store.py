@@ -74,7 +74,8 @@ def store_and_wake(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
 
 
 def _store_some(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
-    answer = yield SQL["send"], {"rows": encode_rows(rows)}
+    keyed = any(row.idempotency_key is not None for row in rows)
+    answer = yield SQL["send_keyed" if keyed else "send"], {"rows": encode_rows(rows)}
     sent = {row[0] for row in answer}
     if len(sent) == len(rows):
         return [row.id for row in rows]

@@ -23,7 +23,7 @@ SQL = statements("tasks")
 _encode = msgspec.json.Encoder().encode
 
 
-class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """A task that is about to be sent; the fields are the columns that `send` knows."""
 
     id: UUID

@@ -25,9 +25,9 @@ from horsies.storage.tasks import Seen
 
 POLL_SECONDS = 5.0
 POLL_DEAF_SECONDS = 0.5
-LOCKED_SECONDS = 0.005
-# A task sent this moment is being claimed: a look now would lock its row under the worker's eyes, and find nothing.
-FIRST_LOOK_SECONDS = 0.003
+LOCKED_SECONDS = 0.001
+# A task sent this moment is being claimed: a look now would find nothing.
+FIRST_LOOK_SECONDS = 0.004
 
 
 class Waiters:

@@ -42,6 +42,8 @@ RUN_TIME_WEIGHT = 0.1
 GATHER_SECONDS = 0.005
 # With prefetch, a second round trip is begun beside the first when so many results have gathered.
 HELP_BATCH = 32
+# While a task runs, the next due time is not asked for at once: its result may come any moment.
+CALM_SECONDS = 0.01
 # A worker without room for this long does not want to be woken.
 FULL_SECONDS = 0.1
 
@@ -344,6 +346,8 @@ class Engine:
             await workers.wait(connection, self.owner.worker_id, self._attention.waiting)
             self._said_waiting = self._attention.waiting
         if self._due_unknown and has_room and pause is None:
+            if self._pool.load and await self._news_within(CALM_SECONDS):
+                return  # a result has come: it is more urgent
             self._due_unknown = False
             seconds = await tasks.next_due(connection, self._queues)
             self._due_at = None if seconds is None else time.monotonic() + max(seconds, 0.001)

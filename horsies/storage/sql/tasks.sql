@@ -1,6 +1,20 @@
 -- name: send
 -- Store new tasks. One text parameter holds all rows, so that every driver, ours or the caller's, can run it.
--- A row whose id, unique key or idempotency key is taken is left out of the answer: see `taken`.
+-- A row whose id or unique key is taken is left out of the answer: see `taken`.
+INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until,
+                                timeout_ms, max_retries, task_options, unique_key, tags)
+SELECT id, task_name, queue_name, is_async, priority, kwargs,
+       coalesce(eta, now() + make_interval(secs => coalesce(delay_seconds, 0))), good_until,
+       timeout_ms, max_retries, task_options, unique_key, tags
+  FROM json_to_recordset(CAST(%(rows)s AS json)) AS asked (
+       id uuid, task_name text, queue_name text, is_async boolean, priority smallint, kwargs text,
+       eta timestamptz, delay_seconds double precision, good_until timestamptz, timeout_ms integer,
+       max_retries smallint, task_options text, unique_key text, tags text[])
+ON CONFLICT DO NOTHING
+RETURNING CAST(id AS text);
+
+-- name: send_keyed
+-- The same for tasks with an idempotency key, which is reserved first.
 WITH asked AS (
     SELECT * FROM json_to_recordset(CAST(%(rows)s AS json)) AS asked (
         id uuid, task_name text, queue_name text, is_async boolean, priority smallint, kwargs text,
@@ -229,12 +243,17 @@ SELECT extract(epoch FROM min(at) - now())::double precision FROM due;
 
 -- name: watch
 -- What has become of these tasks; those that are not done are marked, so that their end is notified. A row that is
--- locked right now is about to change: it is passed over and asked for again.
+-- locked right now is about to change, and one that was sent this moment is about to be claimed: a worker must not find
+-- it locked. Both are passed over and asked for again. Losing a mark in a crash costs a poll, so nobody waits for the
+-- disk.
 WITH marked AS (
     UPDATE horsies_tasks_live AS task
        SET awaited = true
       FROM (SELECT id FROM horsies_tasks_live
-             WHERE id = ANY (%(ids)s::uuid[]) AND NOT awaited FOR UPDATE SKIP LOCKED) AS free
+             WHERE id = ANY (%(ids)s::uuid[]) AND NOT awaited
+               AND (status <> 'PENDING' OR sent_at < now() - interval '5 ms')
+               AND set_config('synchronous_commit', 'off', true) IS NOT NULL
+               FOR UPDATE SKIP LOCKED) AS free
      WHERE task.id = free.id
     RETURNING task.id
 )
