@@ -21,7 +21,7 @@ demo: $(VENV)/.runs
 	$(BIN)/horsies demo --once
 
 test: $(VENV)/.develops
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 4
 
 lint: $(VENV)/.develops
 	$(BIN)/ruff check

@@ -342,9 +342,10 @@ class Engine:
         """Sleep until there is news, or it is time to look."""
         has_room = self._room() > 0 and not self._stopping
         pause = self._attention.pause() if has_room else None
-        if self._attention.waiting != self._said_waiting:
-            await workers.wait(connection, self.owner.worker_id, self._attention.waiting)
-            self._said_waiting = self._attention.waiting
+        waiting = self._attention.waiting
+        if waiting != self._said_waiting:
+            self._said_waiting = waiting  # what is said now; our mind may change while it is on its way
+            await workers.wait(connection, self.owner.worker_id, waiting)
         if self._due_unknown and has_room and pause is None:
             if self._pool.load and await self._news_within(CALM_SECONDS):
                 return  # a result has come: it is more urgent
