@@ -153,6 +153,8 @@ class Engine:
 
     async def run(self, connection: Connection) -> None:
         """Work over one connection until stopped and done; a lost connection is the caller's to replace."""
+        self._attention.search()
+        self._said_waiting = False  # whatever was said over the last connection, it is said again
         while not self._is_done():
             if self._unsure:
                 await self._helper_idle.wait()
