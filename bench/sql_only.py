@@ -22,7 +22,7 @@ def drain(bench: Bench) -> float:
 
 
 async def _drain(config: PostgresConfig) -> float:
-    claimer = Claimer(AppConfig().queues, 0, is_async=False)
+    claimer = Claimer(AppConfig().queues, 0)
     owner = Owner(uuid4(), "bench", "bench", 60.0)
     async with await connect_worker(config, "bench") as connection:
         done, completed, began = 0, list[Completed](), time.perf_counter()

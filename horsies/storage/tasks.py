@@ -68,6 +68,7 @@ class Claimed(NamedTuple):
     args: str | None
     kwargs: str | None
     queue_name: str
+    is_async: bool
     priority: int
     enqueued_at: str
     pid: int | None
@@ -80,9 +81,10 @@ class Claimed(NamedTuple):
 
 
 class QueueAsk(msgspec.Struct, frozen=True):
-    """What is asked of one queue: how many tasks, and after which key."""
+    """What is asked of one queue: tasks of which kind, how many, and after which key."""
 
     queue_name: str
+    is_async: bool
     quota: int
     priority: int
     enqueued_at: str
@@ -93,7 +95,6 @@ class Ask(NamedTuple):
     """A claim: by whom, of what, and for which children."""
 
     queues: list[QueueAsk]
-    is_async: bool
     limit: int
     pids: list[int]
     idle: int

@@ -43,14 +43,13 @@ class Owner:
 class Claimer:
     """Remembers where each queue was read to, and whose turn it is."""
 
-    def __init__(self, queues: Iterable[CustomQueueConfig], max_claim_batch: int, is_async: bool) -> None:
+    def __init__(self, queues: Iterable[CustomQueueConfig], max_claim_batch: int) -> None:
         self._levels = [
-            [queue.name for queue in level]
+            [(queue.name, is_async) for queue in level for is_async in (False, True)]
             for _, level in groupby(sorted(queues, key=_priority), key=_priority)
         ]
         self._max_claim_batch = max_claim_batch
-        self._is_async = is_async
-        self._after: dict[str, Key] = {}
+        self._after: dict[tuple[str, bool], Key] = {}
         self._rewind_at = 0.0
         self._passes = 0
         self._rewound = True
@@ -61,14 +60,10 @@ class Claimer:
         if self._rewound:
             self._after.clear()
         quota = min(limit, self._max_claim_batch or limit)
-        queues = (
-            [QueueAsk(name, quota, *self._after.get(name, START)) for name in self._in_turn()]
-            if limit
-            else []
-        )
+        turns = self._in_turn() if limit else []
+        queues = [QueueAsk(*source, quota, *self._after.get(source, START)) for source in turns]
         return Ask(
             queues,
-            self._is_async,
             limit,
             pids[:limit],
             idle,
@@ -81,7 +76,7 @@ class Claimer:
     def claimed(self, tasks: Sequence[Claimed], seconds: float, now: float) -> None:
         """Note how far the queues were read; in each, the last task claimed is the furthest."""
         for task in tasks:
-            self._after[task.queue_name] = (task.priority, task.enqueued_at, task.id)
+            self._after[task.queue_name, task.is_async] = (task.priority, task.enqueued_at, task.id)
         if self._rewound:
             pause = min(REWIND_MAX_SECONDS, max(REWIND_MIN_SECONDS, seconds / REWIND_SHARE))
             self._rewind_at = now + pause
@@ -91,10 +86,10 @@ class Claimer:
         self._after.clear()
         return not self._rewound
 
-    def _in_turn(self) -> list[str]:
-        """All queues, most urgent level first, each level turned by one at every pass."""
+    def _in_turn(self) -> list[tuple[str, bool]]:
+        """All queues and kinds of task, most urgent level first, each level turned by one at every pass."""
         self._passes += 1
-        queues: list[str] = []
+        queues: list[tuple[str, bool]] = []
         for level in self._levels:
             turn = self._passes % len(level)
             queues += level[turn:] + level[:turn]

@@ -84,7 +84,7 @@ class Engine:
         self._limits = limits
         self._queues = [queue.name for queue in queues]
         self._pool = pool
-        self._claimer = Claimer(queues, limits.max_claim_batch, is_async=False)
+        self._claimer = Claimer(queues, limits.max_claim_batch)
         self._attention = Attention()
         self._prefetched: deque[Claimed] = deque()
         self._news = asyncio.Event()

@@ -1,10 +1,11 @@
-"""Run one call: find the task, decode its arguments, call it, encode what came of it.
+"""Run one call: find the task, decode its arguments, call it, encode what came of it. An async task gets a loop.
 
 Whatever the user's code does short of ending the process becomes an outcome.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -20,13 +21,14 @@ MESSAGE_LIMIT = 1_000
 
 
 def execute(registry: TaskRegistry, call: Call) -> Outcome:
-    """Run a call of a plain function to its end."""
+    """Run a call to its end."""
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
         return conclude(registry, call, None, problem, started)
     try:
-        result = task.definition.fn(**kwargs)
+        returned = task.definition.fn(**kwargs)
+        result = asyncio.run(returned) if task.definition.is_async else returned
     except BaseException as error:  # noqa: BLE001  the task's own failure, SystemExit and all, is its outcome
         return raised(registry, call, task, error, started)
     return conclude(registry, call, task, result, started)

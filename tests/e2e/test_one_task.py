@@ -55,6 +55,16 @@ def wait_for(path: str) -> TaskResult[float, TaskError]:
         time.sleep(0.005)
     return TaskResult(ok=time.time())
 
+@app.task("later")
+async def later(seconds: float) -> TaskResult[float, TaskError]:
+    await asyncio.sleep(seconds)
+    return TaskResult(ok=seconds)
+
+@app.task("later_fails")
+async def later_fails() -> TaskResult[float, TaskError]:
+    await asyncio.sleep(0)
+    raise ValueError("not today")
+
 @app.task("decline")
 def decline() -> TaskResult[int, TaskError]:
     return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank said no", data={"try": 2}))
@@ -82,6 +92,28 @@ def test_arguments_may_be_given_by_position_and_by_name(
     office: Office, args: tuple[int, ...], kwargs: dict[str, int]
 ) -> None:
     assert office.tasks.add.send(*args, **kwargs).unwrap().get(20_000) == TaskResult(ok=5)
+
+
+def test_an_async_task_runs_like_any_other(office: Office) -> None:
+    assert office.tasks.later.send(0.01).unwrap().get(20_000) == TaskResult(ok=0.01)
+
+
+def test_an_exception_of_an_async_task_is_its_outcome(office: Office) -> None:
+    error = office.tasks.later_fails.send().unwrap().get(20_000).err_value
+
+    assert (error.error_code, error.message) == ("UNHANDLED_EXCEPTION", "ValueError: not today")
+
+
+def test_a_backlog_of_one_kind_does_not_hold_up_the_other(workplace: Workplace) -> None:
+    workplace.write(URL + APP)
+    tasks = workplace.load()
+    tasks.add.send_many([(n, 1) for n in range(300)]).unwrap()
+    last = tasks.add.send(2, 3).unwrap()
+    handle = tasks.later.send(0.0).unwrap()
+    workplace.start("--processes=1")
+
+    assert handle.get(20_000).is_ok()
+    assert last.get(0).is_err()
 
 
 def test_a_task_that_nobody_runs_stays_pending(workplace: Workplace, db: Db) -> None:

@@ -53,10 +53,10 @@ class Hands:
         """Take what is due, most urgent first; a row goes straight to a child while there are pids."""
         names = queues or ("default",)
         asked = [
-            QueueAsk(name, quota, *after)
+            QueueAsk(name, is_async, quota, *after)
             for name, quota in zip(names, quotas or [limit] * len(names), strict=True)
         ]
-        return self._exchange([], asked, limit, pids, is_async)[1]
+        return self._exchange([], asked, limit, pids)[1]
 
     def run_next(self, *queues: str, limit: int = 100, pid: int = 4242) -> list[Claimed]:
         """Claim and start, all at once."""
@@ -72,11 +72,9 @@ class Hands:
         queues: list[QueueAsk],
         limit: int,
         pids: Sequence[int] = (),
-        is_async: bool = False,
     ) -> tuple[int, list[Claimed]]:
         ask = Ask(
             queues=queues,
-            is_async=is_async,
             limit=limit,
             pids=list(pids),
             idle=len(list(pids)),

@@ -79,11 +79,12 @@ WITH ended AS (
 ), next AS MATERIALIZED (
     SELECT task.id, task.good_until
       FROM ROWS FROM (json_to_recordset(CAST(%(queues)s AS json))
-                      AS (queue_name text, quota integer, priority smallint, enqueued_at timestamptz, id uuid))
-           WITH ORDINALITY AS queue (queue_name, quota, priority, enqueued_at, id, place)
+                      AS (queue_name text, is_async boolean, quota integer, priority smallint,
+                          enqueued_at timestamptz, id uuid))
+           WITH ORDINALITY AS queue (queue_name, is_async, quota, priority, enqueued_at, id, place)
      CROSS JOIN LATERAL (
            SELECT id, good_until FROM horsies_tasks_live AS task
-            WHERE task.queue_name = queue.queue_name AND task.is_async = %(is_async)s
+            WHERE task.queue_name = queue.queue_name AND task.is_async = queue.is_async
               AND (task.priority, task.enqueued_at, task.id) > (queue.priority, queue.enqueued_at, queue.id)
               AND task.enqueued_at <= now() AND task.status = 'PENDING'
               AND (task.good_until IS NULL OR task.good_until > now())
@@ -110,11 +111,11 @@ WITH ended AS (
       FROM placed
      WHERE task.id = placed.id
     RETURNING placed.place, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
-              task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
+              task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
               task.crash_count, task.good_until IS NOT NULL, task.task_options
 )
 SELECT 0 AS place, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
-       NULL AS queue_name, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
+       NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
        NULL::smallint, NULL::smallint, NULL::boolean, NULL
   FROM told
 UNION ALL
