@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
+from uuid import UUID
 
 import msgspec
 import psycopg
@@ -25,7 +26,7 @@ from horsies.retry import ExceptionMapper, RetryPolicy
 from horsies.status import TaskSendErrorCode
 from horsies.storage import tasks
 from horsies.storage.database import TRANSIENT, is_refused
-from horsies.storage.ids import new_id
+from horsies.storage.ids import new_ids
 from horsies.storage.store import KeyTaken, PayloadMismatch
 from horsies.storage.tasks import NewTask
 
@@ -112,8 +113,9 @@ class Envelope:
 
     def rows(self, calls: Iterable[Call], delay_seconds: float | None) -> list[NewTask]:
         """The rows for some calls; raises `Refused`, for all of them, when one cannot be sent."""
-        common = self._common(delay_seconds)
-        rows = [self._row(common, args, kwargs) for args, kwargs in calls]
+        common, given = self._common(delay_seconds), list(calls)
+        ids = new_ids(len(given))
+        rows = [self._row(task_id, common, *call) for task_id, call in zip(ids, given, strict=True)]
         if len(rows) > 1 and self.options.idempotency_key is not None:
             raise Refused("one idempotency_key cannot stand for several calls; send them one by one")
         return rows
@@ -147,9 +149,11 @@ class Envelope:
             "idempotency_key": options.idempotency_key,
         }
 
-    def _row(self, common: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewTask:
+    def _row(
+        self, task_id: UUID, common: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> NewTask:
         return NewTask(
-            id=new_id(),
+            id=task_id,
             kwargs=self._arguments(args, kwargs),
             unique_key=None if self.task.unique is None else self._unique_key(args, kwargs),
             enqueue_sha=None if self.options.idempotency_key is None else self._sha(args, kwargs),

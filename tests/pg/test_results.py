@@ -14,7 +14,7 @@ import pytest
 from horsies import AppConfig, Horsies, TaskAttemptOutcome, TaskError, TaskResult, TaskStatus
 from horsies.codec import encode_result
 from horsies.status import BrokerErrorCode, OperationalErrorCode, OutcomeCode, RetrievalCode
-from horsies.storage.ids import new_id
+from horsies.storage.ids import new_ids
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
 from tests.support.proxy import Proxy
@@ -59,7 +59,7 @@ def test_running_out_of_time_is_an_error_of_waiting_only(add: Add, hands: Hands,
 
 def test_a_task_that_does_not_exist_is_not_found(app: Horsies) -> None:
     far_future = "ffffffff-ffff-7fff-bfff-ffffffffffff"
-    for task_id in ("nonsense", "", new_id(), UUID(int=2**128 - 1), UUID(int=0), far_future):
+    for task_id in ("nonsense", "", new_ids(1)[0], UUID(int=2**128 - 1), UUID(int=0), far_future):
         for timeout_ms in (0, 5_000):
             assert code_of(app.handle(task_id).get(timeout_ms=timeout_ms)) is RetrievalCode.TASK_NOT_FOUND
         assert app.handle(task_id).info().unwrap() is None
@@ -113,7 +113,7 @@ def test_a_database_that_cannot_be_asked_is_a_broker_error(
 
 def test_a_database_without_the_tables_is_a_broker_error(empty_database_url: str) -> None:
     app = Horsies(AppConfig.for_database_url(empty_database_url), run_schema_migrations=False)
-    handle = app.handle(new_id())
+    handle = app.handle(new_ids(1)[0])
 
     for timeout_ms in (0, 20_000, None):
         assert code_of(handle.get(timeout_ms=timeout_ms)) is OperationalErrorCode.BROKER_ERROR
