@@ -347,6 +347,7 @@ class Engine:
         waiting = self._attention.waiting
         if waiting != self._said_waiting:
             self._said_waiting = waiting  # what is said now; our mind may change while it is on its way
+            self._due_unknown |= waiting  # of what was sent while we did not wait, nobody has told us
             await workers.wait(connection, self.owner.worker_id, waiting)
         if self._due_unknown and has_room and pause is None:
             if self._pool.load and await self._news_within(CALM_SECONDS):
