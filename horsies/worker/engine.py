@@ -355,6 +355,8 @@ class Engine:
             self._due_unknown = False
             seconds = await tasks.next_due(connection, self._queues)
             self._due_at = None if seconds is None else time.monotonic() + max(seconds, 0.001)
+            self._look = True  # what fell due between the last look and this answer is in neither
+            return
         if await self._sleep(pause, has_room):
             return
         if not has_room:

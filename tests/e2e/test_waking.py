@@ -98,6 +98,22 @@ def test_a_scheduled_task_starts_when_it_is_due_and_not_before(office: Office, s
     assert stored["sent_at"] == sent["sent_at"]
 
 
+def test_tasks_due_moments_apart_all_start(office: Office, shared_db: Db) -> None:
+    """The second of each pair falls due while the worker is busy with the first, or asks when to wake up next."""
+    _until_idle(shared_db)
+    first = datetime.now(UTC) + timedelta(seconds=1)
+    etas = [
+        first + timedelta(seconds=0.3 * milliseconds, milliseconds=offset)
+        for milliseconds in range(1, 9)
+        for offset in (0, milliseconds)
+    ]
+    handles = [office.tasks.note.with_options(eta=eta).send().unwrap() for eta in etas]
+
+    results = [handle.get(20_000) for handle in handles]
+
+    assert [result.is_ok() for result in results] == [True] * len(etas)
+
+
 def test_a_nearer_task_is_not_held_up_by_a_farther_one(office: Office, shared_db: Db) -> None:
     far = office.tasks.note.schedule(3_600).unwrap()
     _until_idle(shared_db)
