@@ -281,6 +281,9 @@ class Worker:
     def _log_start(self) -> None:
         limits, cap = self._limits(), self._app.config.cluster_wide_cap
         logger.info("Listening on queues: %s", ", ".join(queue.name for queue in self._queues))
+        capped = [queue.name for queue in self._queues if queue.max_concurrency is not None]
+        if cap is not None or capped:
+            logger.warning("cluster_wide_cap and max_concurrency are not enforced by this version")
         logger.info(
             "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d",
             limits.slots,
