@@ -40,7 +40,6 @@ async def _drain(config: PostgresConfig) -> float:
 
 async def _commit_seconds(config: PostgresConfig, times: int) -> float:
     async with await connect_worker(config, "bench") as connection:
-        await connection.execute("CREATE TEMP TABLE one_row (n integer)")
         await connection.execute("CREATE TABLE IF NOT EXISTS bench_commit (n integer)")
         began = time.perf_counter()
         for _ in range(times):

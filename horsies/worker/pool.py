@@ -137,10 +137,6 @@ class ChildPool:
             self.failed.set_result(HorsiesError(message, code=code, help_text=help_text))
 
     @property
-    def children(self) -> Sequence[Child]:
-        return list(self._children.values())
-
-    @property
     def running(self) -> list[Claimed]:
         """Every call that was handed in and has not ended."""
         held = [*self._children.values(), *self._dying]
