@@ -378,6 +378,11 @@ class WorkerConfig:
         self._check_queues(report)
         if self.dsn is not None:
             _check_url(report, "dsn", self.dsn)
+        if self.threads != 1 and self.max_tasks_per_child == 1:
+            problem = f"threads is {self.threads} and max_tasks_per_child is 1"
+            report.fault(
+                problem, "a process of its own for each task leaves nothing for threads: use threads=1"
+            )
         report.choice("loglevel", self.loglevel, "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
         report.choice("start_method", self.start_method, None, "forkserver", "fork", "spawn")
         report.raise_if_any()

@@ -24,6 +24,7 @@ from horsies.errors import (
     is_whole_number,
 )
 from horsies.handle import TaskHandle
+from horsies.rates import RateLimit
 from horsies.results import TaskError, TaskResult
 from horsies.retry import ExceptionMapper, RetryPolicy, check_exception_mapper, is_error_code
 from horsies.sending import MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, TaskDefinition, Unique
@@ -78,6 +79,7 @@ class TaskRegistry:
         priority: int | None = None,
         unique: Unique = None,
         idempotent: bool = False,
+        rate_limit: str | None = None,
         **unknown: Any,
     ) -> _Decorator:
         """Make a task of the function below; it must return `TaskResult[T, TaskError]`.
@@ -101,6 +103,7 @@ class TaskRegistry:
             "priority": priority,
             "unique": unique,
             "idempotent": idempotent,
+            "rate_limit": rate_limit,
         }
         return _Decorator(self, task_name, {**options, "unknown": unknown})
 
@@ -241,6 +244,13 @@ def _problems(
             found.append(wrong(f"has {option}={value!r}", f"use a whole number from {low} to {high}"))
     if options["unique"] not in (None, "args") and not callable(options["unique"]):
         found.append(wrong(f"has unique={options['unique']!r}", 'use "args" or a function of the arguments'))
+    if options["rate_limit"] is not None and RateLimit.parse(options["rate_limit"]) is None:
+        found.append(
+            wrong(
+                f"has rate_limit={options['rate_limit']!r}",
+                'write starts per period: "10/s", "100/m" or "500/h"',
+            )
+        )
     code = options["default_unhandled_error_code"]
     if code is not None and not is_error_code(code):
         found.append(wrong(f"has default_unhandled_error_code={code!r}", "use a code such as MY_ERROR"))

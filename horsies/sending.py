@@ -21,6 +21,7 @@ from horsies.broker import Broker
 from horsies.codec import ArgumentError, Signature
 from horsies.config import CustomQueueConfig
 from horsies.errors import HorsiesError, is_whole_number, mask_passwords
+from horsies.rates import RateLimit
 from horsies.results import Err, Ok, Result, TaskSendError, TaskSendPayload
 from horsies.retry import ExceptionMapper, RetryPolicy
 from horsies.status import TaskSendErrorCode
@@ -73,6 +74,16 @@ class TaskDefinition:
     priority: int | None = None
     unique: Unique = None
     idempotent: bool = False
+    rate_limit: str | None = None
+
+    @property
+    def rate(self) -> RateLimit | None:
+        return RateLimit.parse(self.rate_limit)
+
+    @property
+    def rate_key(self) -> str:
+        """The line that its tasks stand in: its own, if it has a rate limit."""
+        return "" if self.rate_limit is None else self.name
 
     @property
     def max_retries(self) -> int:
@@ -137,6 +148,7 @@ class Envelope:
         return {
             "task_name": self.task.name,
             "queue_name": queue.name,
+            "rate_key": self.task.rate_key,
             "priority": options.priority or self.task.priority or queue.priority,
             "is_async": self.task.is_async,
             "max_retries": self.task.max_retries,

@@ -40,6 +40,7 @@ class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
     task_options: str | None = None
     unique_key: str | None = None
     tags: tuple[str, ...] | None = None
+    rate_key: str = ""
     idempotency_key: str | None = None
     enqueue_sha: str | None = None
 
@@ -61,7 +62,7 @@ class Claimed(NamedTuple):
     Ids and times are passed through as text: nobody here computes with them.
     """
 
-    place: int
+    turn: int
     id: str
     claim_seq: int
     task_name: str
@@ -80,24 +81,47 @@ class Claimed(NamedTuple):
     task_options: str | None
 
 
-class QueueAsk(msgspec.Struct, frozen=True):
-    """What is asked of one queue: tasks of which kind, how many, and after which key."""
+class Line(msgspec.Struct, frozen=True):
+    """Where tasks stand in order: those of one kind in a queue, or one rate limit's. How many are asked for, after which
+    key, and for which pool of children."""
 
+    pool: int
     queue_name: str
     is_async: bool
+    rate_key: str
     quota: int
     priority: int
     enqueued_at: str
     id: str
 
 
-class Ask(NamedTuple):
-    """A claim: by whom, of what, and for which children."""
+class Room(msgspec.Struct, frozen=True):
+    """What a pool of children can take: so many tasks, the first of them for these children, the idle ones first."""
 
-    queues: list[QueueAsk]
-    limit: int
-    pids: list[int]
+    pool: int
+    room: int
     idle: int
+    pids: list[int]
+
+
+class Cap(msgspec.Struct, frozen=True):
+    """A limit of the cluster for one queue, or for all as '': what we hold of it, and what we last said that we hold."""
+
+    queue_name: str
+    most: int
+    mine: int
+    recorded: int
+
+
+class Ask(NamedTuple):
+    """A claim: by whom, of what, for which children, within which limits."""
+
+    lines: list[Line]
+    pools: list[Room]
+    caps: list[Cap]
+    rates: list[str]
+    limit: int
+    batch: int
     lease_seconds: float
     worker_id: UUID
     hostname: str
@@ -161,12 +185,26 @@ async def exchange(
     """End tasks and claim others in one round trip; tells how many were ended, and which are claimed, in order."""
     values = ask._asdict() | {
         "completed": as_json(completed),
-        "queues": as_json(ask.queues),
-        "pids": f"{{{','.join(map(str, ask.pids))}}}",
+        "lines": as_json(ask.lines),
+        "pools": as_json(ask.pools),
+        "caps": as_json(ask.caps),
     }
-    cursor = await connection.execute(SQL["exchange"], values, prepare=True)
+    if ask.caps:
+        async with connection.pipeline(), connection.transaction():
+            await _lock(connection, [cap.queue_name for cap in ask.caps])
+            cursor = await connection.execute(SQL["exchange"], values, prepare=True)
+    else:
+        cursor = await connection.execute(SQL["exchange"], values, prepare=True)
     summary, *rows = await cursor.fetchall()
     return summary[2], [Claimed._make(row) for row in rows]
+
+
+async def _lock(connection: Connection, capped: list[str]) -> None:
+    """Wait for our turn at what is capped: everything when that is, else the queues."""
+    if "" in capped:
+        await connection.execute(SQL["lock_all"])
+    else:
+        await connection.execute(SQL["lock_queues"], {"queues": capped})
 
 
 async def start(connection: Connection, starts: Sequence[Start]) -> set[str]:
@@ -192,9 +230,9 @@ async def expire(connection: Connection, worker_id: UUID, result: str) -> int:
     return cursor.rowcount
 
 
-async def next_due(connection: Connection, queues: Sequence[str]) -> float | None:
-    """Seconds until a delayed task of these queues is due or any task expires; None when none will."""
-    cursor = await connection.execute(SQL["next_due"], {"queues": list(queues)})
+async def next_due(connection: Connection, queues: Sequence[str], rates: Sequence[str]) -> float | None:
+    """Seconds until a task of these queues is due, may start again, or any expires; None when none will."""
+    cursor = await connection.execute(SQL["next_due"], {"queues": list(queues), "rates": list(rates)})
     row = await cursor.fetchone()
     return None if row is None else row[0]
 

@@ -36,6 +36,9 @@ class Definition(msgspec.Struct, frozen=True):
     max_retries: int
     timeout_ms: int | None
     task_options: str | None
+    rate_key: str = ""
+    rate_seconds: float | None = None
+    rate_burst: int | None = None
 
 
 class Orphan(NamedTuple):
@@ -52,12 +55,18 @@ class Beat(NamedTuple):
     others_are_late: bool
 
 
-async def register(connection: Connection, worker: Registration, definitions: Sequence[Definition]) -> None:
+async def register(
+    connection: Connection, worker: Registration, definitions: Sequence[Definition]
+) -> list[str]:
+    """Make a worker known, with the tasks that it knows; gives back the rate limits that the cluster has."""
     rows = as_json(definitions)
     async with connection.transaction():
         await connection.execute(SQL["register"], worker._asdict())
         await connection.execute(SQL["define"], {"rows": rows})
+        await connection.execute(SQL["limit_rates"], {"rows": rows})
+        rates = await (await connection.execute(SQL["rates"])).fetchall()
     await prepare_history(connection)
+    return [row[0] for row in rates]
 
 
 async def prepare_history(connection: Connection) -> None:
@@ -71,8 +80,9 @@ async def beat(connection: Connection, worker_id: UUID, state: str, lease_second
     return Beat(is_alive=row is not None, others_are_late=row is not None and row[0])
 
 
-async def wait(connection: Connection, worker_id: UUID, waiting: bool) -> None:
-    await connection.execute(SQL["wait"], {"worker_id": worker_id, "waiting": waiting})
+async def wait(connection: Connection, worker_id: UUID, waiting: bool, waiting_async: bool) -> None:
+    values = {"worker_id": worker_id, "waiting": waiting, "waiting_async": waiting_async}
+    await connection.execute(SQL["wait"], values)
 
 
 async def resign(connection: Connection, worker_id: UUID) -> None:
@@ -100,3 +110,8 @@ async def unclaim(connection: Connection, tasks: Sequence[Claimed]) -> None:
     """Give back claims of others that were never started."""
     lost = [{"id": task.id, "claim_seq": task.claim_seq} for task in tasks]
     await connection.execute(SQL["unclaim"], {"lost": as_json(lost)})
+
+
+async def forget(connection: Connection) -> None:
+    """What dead workers held counts no longer; those who waited for it are woken."""
+    await connection.execute(SQL["forget"])

@@ -1,7 +1,7 @@
 """A child process: receives calls, runs them, reports outcomes. It has no connection to the database.
 
-It ends when its pipe closes, when it has done its share of tasks, or when it holds too much memory; in the last two
-cases the outcome that it has just reported says so, and calls behind it were never touched.
+It ends when its pipe closes. When it has done its share of tasks, or holds too much memory, it says so after the outcome
+that made it so, and is let go when nothing runs in it any more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from contextlib import suppress
 from types import FrameType
@@ -20,16 +21,20 @@ from horsies.discovery import load_app
 from horsies.errors import HorsiesError
 from horsies.registry import TaskRegistry
 from horsies.worker import wire
+from horsies.worker.concurrent import LoopServer, ThreadServer
 from horsies.worker.execution import execute
-from horsies.worker.settings import ChildSettings
+from horsies.worker.outlet import Outlet
+from horsies.worker.settings import ChildKind, ChildSettings
 from horsies.worker.system import RECALL, die_with_parent, memory_mb, name_process
 
-RECEIVE_BYTES = 262_144
+SERVERS = {ChildKind.THREADS: ThreadServer, ChildKind.ASYNC: LoopServer}
 
 
-def run(sock: socket.socket, app: TaskRegistry, settings: ChildSettings, parent_pid: int) -> None:
+def run(
+    sock: socket.socket, app: TaskRegistry, settings: ChildSettings, kind: ChildKind, parent_pid: int
+) -> None:
     """The life of a child, from hello to the end of its pipe."""
-    settle_in(parent_pid)
+    settle_in(parent_pid, "horsies-async" if kind is ChildKind.ASYNC else "horsies-child")
     try:
         for hook in app.child_hooks:
             hook()
@@ -41,48 +46,43 @@ def run(sock: socket.socket, app: TaskRegistry, settings: ChildSettings, parent_
         return
     gc.collect()
     sock.sendall(wire.frame([wire.Hello(os.getpid(), memory_mb())]))
-    Server(sock, app, settings).serve()
+    server = SERVERS.get(kind, SerialServer)
+    server(Outlet(sock, settings), app, settings).serve()
 
 
-class Server:
+class SerialServer:
     """Runs calls one after another, until there are no more or it is time to be replaced."""
 
-    def __init__(self, sock: socket.socket, app: TaskRegistry, settings: ChildSettings) -> None:
-        self._sock = sock
+    def __init__(self, outlet: Outlet, app: TaskRegistry, _settings: ChildSettings) -> None:
+        self._outlet = outlet
         self._app = app
-        self._settings = settings
-        self._frames = wire.Frames()
         self._queue: deque[wire.Call] = deque()
         self._busy_with_pipe = self._recalled = False
 
     def serve(self) -> None:
         signal.signal(RECALL, self._recall)
-        done = 0
         while self._queue or self._receive():
             while self._queue:
-                outcome = execute(self._app, self._queue.popleft())
-                done += 1
-                retiring = self._settings.is_worn(done, memory_mb)
-                self._send(wire.retiring(outcome) if retiring else outcome)
-                if retiring:
+                call = self._queue.popleft()
+                if time.monotonic() > call.valid_until:
+                    self._send(wire.Returned([call.ticket]))
+                    continue
+                self._send(execute(self._app, call))
+                if self._outlet.is_leaving:
                     self._wait_for_leave()
                     return
 
     def _receive(self) -> bool:
         """Wait for calls; False when the worker has closed the pipe."""
         self._busy_with_pipe = True
-        data = self._sock.recv(RECEIVE_BYTES)
-        self._unpack(data)
+        calls = self._outlet.receive()
+        self._queue.extend(calls or ())
         self._busy_with_pipe = False
-        return bool(data)
-
-    def _unpack(self, data: bytes) -> None:
-        for body in self._frames.feed(data):
-            self._queue.extend(wire.calls(body))
+        return calls is not None
 
     def _send(self, message: wire.Message) -> None:
         self._busy_with_pipe = True
-        self._sock.sendall(wire.frame([message]))
+        self._outlet.send(message)
         self._busy_with_pipe = False
         if self._recalled:
             self._give_back()
@@ -96,8 +96,8 @@ class Server:
     def _give_back(self) -> None:
         self._recalled = False
         with suppress(BlockingIOError):
-            while data := self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT):
-                self._unpack(data)
+            while (calls := self._outlet.receive(socket.MSG_DONTWAIT)) is not None:
+                self._queue.extend(calls)
         tickets = [call.ticket for call in self._queue]
         self._queue.clear()
         if tickets:
@@ -105,11 +105,11 @@ class Server:
 
     def _wait_for_leave(self) -> None:
         """What the worker wrote meanwhile is not lost: it knows that this was the last outcome."""
-        while self._sock.recv(RECEIVE_BYTES):
+        while self._outlet.receive() is not None:
             pass
 
 
-def settle_in(parent_pid: int) -> None:
+def settle_in(parent_pid: int, name: str) -> None:
     """Be a process of its own: its own group, deaf to Ctrl-C, and gone when its parent is."""
     os.setsid()
     die_with_parent(parent_pid)
@@ -117,7 +117,7 @@ def settle_in(parent_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    name_process("horsies-child")
+    name_process(name)
     os.environ["HORSIES_CHILD_PROCESS"] = "1"
     random.seed()  # a fork would draw the same numbers as its siblings
 
@@ -132,4 +132,4 @@ def main() -> None:
     except HorsiesError as error:
         sock.sendall(wire.frame([wire.Hello(os.getpid(), memory_mb(), str(error))]))
         return
-    run(sock, app, settings, os.getppid())
+    run(sock, app, settings, ChildKind(sys.argv[3]), os.getppid())

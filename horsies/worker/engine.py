@@ -24,9 +24,9 @@ from horsies.results import TaskError, TaskResult
 from horsies.status import OutcomeCode
 from horsies.storage import tasks, workers
 from horsies.storage.database import TRANSIENT, Connection
-from horsies.storage.tasks import Claimed, Failure, Start
+from horsies.storage.tasks import Claimed, Failure, Room, Start
 from horsies.worker.attention import Attention
-from horsies.worker.claim import Claimer, Owner, budget
+from horsies.worker.claim import NO_LIMIT, Caps, Claimer, Owner, budget
 from horsies.worker.pool import ChildPool
 from horsies.worker.settle import Settler
 from horsies.worker.wire import Outcome
@@ -46,6 +46,8 @@ HELP_BATCH = 32
 CALM_SECONDS = 0.01
 # A worker without room for this long does not want to be woken.
 FULL_SECONDS = 0.1
+# However much room there is, a claim takes no more than this at once.
+MAX_CLAIM = 500
 
 EXPIRED = encode_result(
     TaskResult(
@@ -60,15 +62,18 @@ EXPIRED = encode_result(
 class Limits:
     """How much a worker may hold, and how long it sleeps at most."""
 
-    slots: int
     prefetch: int
     max_claim_per_worker: int
     max_claim_batch: int
+    cluster_wide_cap: int | None
     poll_seconds: float
 
 
 class Engine:
-    """Moves tasks between the database and the pool; knows neither signals nor reconnection."""
+    """Moves tasks between the database and the pools; knows neither signals nor reconnection.
+
+    The first pool runs plain tasks, with prefetch if that is on; async ones have a second pool, or share the first.
+    """
 
     def __init__(
         self,
@@ -76,26 +81,32 @@ class Engine:
         limits: Limits,
         owner: Owner,
         queues: Sequence[CustomQueueConfig],
-        pool: ChildPool,
+        pools: Sequence[ChildPool],
     ) -> None:
         self.owner = owner
         self.settler = Settler(app)
         self.stale_results = 0
         self._limits = limits
         self._queues = [queue.name for queue in queues]
-        self._pool = pool
-        self._claimer = Claimer(queues, limits.max_claim_batch)
+        self._pools = pools
+        self._plain = pools[0]
+        self._pool_of = {False: 0, True: len(pools) - 1}
+        self._claimer = Claimer(queues, self._pool_of, limits.max_claim_batch)
+        self._caps = Caps(limits.cluster_wide_cap, queues)
         self._attention = Attention()
         self._prefetched: deque[Claimed] = deque()
         self._news = asyncio.Event()
-        self._look = self._more = True
-        self._said_waiting = False
+        self._look = True
+        self._more = [True for _ in pools]  # whether there was more to take than room for it
+        self._said_waiting = (False, False)
+        self._had_room_at = [0.0 for _ in pools]
+        self._unsettled: dict[str, Claimed] = {}
         self._run_time = AHEAD_SECONDS
         self._due_at: float | None = None
         self._due_unknown = True
         self._unsure = False
         self._stopping = False
-        self._asking = 0
+        self._asking = [0 for _ in pools]
         self._gather_until = 0.0
         self._cycling = False
         self._help = asyncio.Event()
@@ -111,23 +122,30 @@ class Engine:
         self._news.set()
 
     def ended(self, task: Claimed, outcome: Outcome) -> None:
-        self._run_time += RUN_TIME_WEIGHT * (outcome.seconds - self._run_time)
+        if self._is_plain(task):
+            self._run_time += RUN_TIME_WEIGHT * (outcome.seconds - self._run_time)
         self.settler.ended(task, outcome)
-        self.came_free()
+        self._over(task)
 
     def crashed(self, task: Claimed, how: str) -> None:
         logger.error("task %s (%s) was lost: %s", task.id, task.task_name, how)
         self.settler.crashed(task, how)
-        self.came_free()
+        self._over(task)
 
     def timed_out(self, task: Claimed, limit_ms: int) -> None:
         logger.warning("task %s (%s) ran past its limit of %d ms", task.id, task.task_name, limit_ms)
         self.settler.timed_out(task, limit_ms)
+        self._over(task)
+
+    def _over(self, task: Claimed) -> None:
+        """A task has left its child, yet counts as in flight until that is written."""
+        if self._caps:
+            self._unsettled[task.id] = task
         self.came_free()
 
     def came_free(self) -> None:
-        """A child can take a call. That is a reason to look only if there was more to take than room for it."""
-        self._look |= self._more
+        """A child can take a call. That is a reason to look only if there was more to take than room or leave for it."""
+        self._look |= any(self._more) or bool(self._caps)
         self._news.set()
         self._help.set()
 
@@ -138,30 +156,46 @@ class Engine:
         self._news.set()
         self._help.set()
 
+    def limit_rates(self, rates: Sequence[str]) -> None:
+        """These rate limits are known to the cluster."""
+        self._claimer.limit_rates(rates)
+
+    def recount(self) -> None:
+        """What was held without having begun has been let go of, and goes back."""
+        self._unsure = True
+        self._news.set()
+
     def disown(self, owner: Owner) -> None:
         """Go on under another name: what was held under the old one has been given away."""
         self.owner = owner
+        self._caps.forget()
         self._prefetched.clear()
-        self._said_waiting = False
+        self._unsettled.clear()
+        self._said_waiting = (False, False)
         self.look_again()
 
+    @property
+    def load(self) -> int:
+        """How many tasks the children have and have not ended."""
+        return sum(pool.load for pool in self._pools)
+
     def _is_done(self) -> bool:
-        busy = self.settler or self._pool.load or self._unsure or not self._helper_idle.is_set()
-        return self._stopping and not busy
+        busy = self.settler or self.load or self._unsure or not self._helper_idle.is_set()
+        return self._stopping and not busy and not self._caps_are_off()
 
     # The loop
 
     async def run(self, connection: Connection) -> None:
         """Work over one connection until stopped and done; a lost connection is the caller's to replace."""
         self._attention.search()
-        self._said_waiting = False  # whatever was said over the last connection, it is said again
+        self._said_waiting = (False, False)  # whatever was said over the last connection, it is said again
         while not self._is_done():
             if self._unsure:
                 await self._helper_idle.wait()
                 await self._give_back(connection)
             if self._gathers():
                 await self._news_within(self._gather_until - time.monotonic())
-            elif self.settler or self._may_look():
+            elif self.settler or self._may_look() or self._caps_are_off():
                 self._cycling = True
                 try:
                     await self._cycle(connection)
@@ -189,8 +223,11 @@ class Engine:
                     self._news.set()
 
     def _needs_help(self) -> bool:
-        """At once without prefetch, when every child waits for its next task; else when a batch has gathered."""
-        if self._stopping or self._unsure or not self._cycling:
+        """At once without prefetch, when every child waits for its next task; else when a batch has gathered.
+
+        Not within limits of the cluster: what two round trips at once hold of them could not be told.
+        """
+        if self._stopping or self._unsure or not self._cycling or self._caps:
             return False
         if self._limits.prefetch:
             return len(self.settler.completed) >= HELP_BATCH and not self._gathers()
@@ -200,29 +237,63 @@ class Engine:
         """Whether results had better gather for a moment: the children have plenty to do, and there are only a few."""
         if self._limits.prefetch == 0 or self._stopping or self.settler.failed:
             return False
-        capacity = self._limits.slots * self._depth()
-        plenty, few = self._pool.load > capacity // 2, len(self.settler.completed) < capacity // 4
+        capacity = self._plain.shape.slots * self._depth()
+        plenty, few = self._plain.load > capacity // 2, len(self.settler.completed) < capacity // 4
         return plenty and few and time.monotonic() < self._gather_until
 
-    def _room(self) -> int:
+    def _room(self, number: int) -> int:
+        """How many tasks a pool may be given; only plain ones are claimed ahead."""
         return budget(
-            slots=self._limits.slots,
-            prefetch=self._limits.prefetch,
+            slots=self._pools[number].shape.slots,
+            prefetch=0 if number else self._limits.prefetch,
             max_claim_per_worker=self._limits.max_claim_per_worker,
-            running=self._pool.load + self._asking,
-            claimed=len(self._prefetched),
+            running=self._pools[number].load + self._asking[number],
+            claimed=0 if number else len(self._prefetched),
         )
 
+    def _has_room(self) -> bool:
+        return not self._stopping and any(self._room(number) > 0 for number in range(len(self._pools)))
+
     def _depth(self) -> int:
-        """How many calls a child may be sent: one, or with prefetch as many as are sure to be short."""
-        if self._limits.prefetch == 0:
-            return 1
+        """How many calls a child may be sent: as many as it runs, or with prefetch as many as are sure to be short."""
+        width = self._plain.shape.width
+        if self._limits.prefetch == 0 or width > 1:
+            return width
         return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._run_time, 1e-6))))
 
     def _may_look(self) -> bool:
         """Whether there is something to ask for and somewhere to put it."""
-        self._pool.depth = self._depth()
-        return bool(self._prefetched and self._pool.free()) or self._limit(len(self._pool.free())) > 0
+        self._plain.depth = self._depth()
+        if self._prefetched and self._plain.room():
+            return True
+        return any(self._wanted(number) for number in range(len(self._pools)))
+
+    def _wanted(self, number: int) -> int:
+        """How many tasks to ask for now. Short ones are taken as they can be started, without a wait in between."""
+        if self._stopping or not self._look:
+            return 0
+        runs_ahead = number == 0 and self._limits.prefetch > 0
+        if not runs_ahead:
+            return min(self._room(number), self._pools[number].room(), MAX_CLAIM)
+        is_short = self._plain.depth > self._plain.shape.width
+        if self._prefetched and is_short:
+            return 0  # those that wait here come first
+        return min(self._room(0), self._plain.room()) if is_short else self._room(0)
+
+    def _in_flight(self) -> list[Claimed]:
+        """What counts against the limits of the cluster; with prefetch, only what was started."""
+        if not self._caps:
+            return []
+        held = [*self._unsettled.values(), *(task for pool in self._pools for task in pool.running)]
+        return held if self._limits.prefetch else [*held, *self._prefetched]
+
+    def _is_plain(self, task: Claimed) -> bool:
+        """Whether it runs in the first pool."""
+        return self._pool_of[task.is_async] == 0
+
+    def _caps_are_off(self) -> bool:
+        """Whether others must be told that we take up less of the cluster's limits than they believe."""
+        return not self.settler and self._caps.are_off(self._in_flight())
 
     async def _cycle(self, connection: Connection) -> None:
         """End, start, claim; then hand out what was started."""
@@ -242,85 +313,117 @@ class Engine:
     async def _cycle_completed(self, connection: Connection) -> None:
         """One round trip, one transaction: end what returned and claim as much again."""
         completed = self.settler.take_completed()
-        self._pool.depth = self._depth()
-        pids = self._pool.free()
-        limit = self._limit(len(pids))
-        if not completed and not limit:
+        rooms = self._rooms()
+        limit = sum(room.room for room in rooms)
+        if not completed and not limit and not self._caps_are_off():
             return
         if limit:
             self._look = False  # before we look, so that news from now on counts
         began = time.monotonic()
-        ask = self._claimer.ask(self.owner, limit, pids, len(self._pool.idle()), began)
-        self._asking += limit
-        self._pool.reserve(ask.pids)
+        ending = {task.id: self._unsettled.pop(task.id) for task in completed if task.id in self._unsettled}
+        caps = self._caps.ask(self._in_flight())
+        ask = self._claimer.ask(self.owner, rooms, self._ceiling(limit), caps, began)
+        self._reserve(rooms)
         try:
             ended, claimed = await tasks.exchange(connection, completed, ask)
         except TRANSIENT:
             self.settler.completed[:0] = completed
+            self._unsettled |= ending
             self._look = self._unsure = True
+            self._caps.forget()
             raise
         finally:
-            self._pool.unreserve(ask.pids)
-            self._asking -= limit
+            self._unreserve(rooms)
         now = time.monotonic()
+        if caps:
+            self._caps.claimed(caps, [task for task in claimed if task.pid is not None])
         if limit:
             self._claimer.claimed(claimed, now - began, now)
-            self._take(claimed, limit, now)
+            self._take(claimed, rooms, now)
         if ended < len(completed):
             await self._count_stale(connection, [task.id for task in completed])
 
-    def _limit(self, free: int) -> int:
-        """How many tasks to ask for now. Short ones are taken as they can be started, without a wait in between."""
-        if self._stopping or not self._look:
-            return 0
-        if self._prefetched and self._pool.depth > 1:
-            return 0  # those that wait here come first
-        room = self._room()
-        return min(room, free) if self._pool.depth > 1 or self._limits.prefetch == 0 else room
+    def _rooms(self) -> list[Room]:
+        """What the pools can take now."""
+        self._plain.depth = self._depth()
+        wanted = [self._wanted(number) for number in range(len(self._pools))]
+        return [
+            Room(number, count, pool.idle() if count else 0, pool.free(count))
+            for number, (pool, count) in enumerate(zip(self._pools, wanted, strict=True))
+        ]
 
-    def _take(self, claimed: list[Claimed], limit: int, now: float) -> None:
+    def _ceiling(self, limit: int) -> int:
+        """How many to claim at most, for all pools together."""
+        most = self._limits.max_claim_per_worker or NO_LIMIT
+        return min(limit, max(0, most - len(self._prefetched)))
+
+    def _reserve(self, rooms: Sequence[Room]) -> None:
+        for room in rooms:
+            self._asking[room.pool] += room.room
+            self._pools[room.pool].reserve(room.pids)
+
+    def _unreserve(self, rooms: Sequence[Room]) -> None:
+        for room in rooms:
+            self._asking[room.pool] -= room.room
+            self._pools[room.pool].unreserve(room.pids)
+
+    def _take(self, claimed: list[Claimed], rooms: Sequence[Room], now: float) -> None:
+        """Hand out what was claimed, and decide whether to look for more."""
         if self._stopping:
             self._unsure = True  # they came too late, and go back untouched
             return
-        self._pool.submit([task for task in claimed if task.pid is not None])
-        self._prefetched.extend(task for task in claimed if task.pid is None)
-        self._more = len(claimed) == limit
-        if self._more:
+        found = [0 for _ in self._pools]
+        started: list[list[Claimed]] = [[] for _ in self._pools]
+        for task in claimed:
+            number = self._pool_of[task.is_async]
+            found[number] += 1
+            (self._prefetched if task.pid is None else started[number]).append(task)
+        for pool, calls in zip(self._pools, started, strict=True):
+            if calls:
+                pool.submit(calls)
+        hungry = [room.pool for room in rooms if found[room.pool] < room.room]
+        for room in rooms:
+            if room.room:
+                self._more[room.pool] = room.pool not in hungry
+        if not hungry:
             self._look = True
             self._attention.search()
         elif self._claimer.rewind():
             self._look = True
         else:
-            self._attention.looked(len(claimed), now)
+            self._attention.looked(sum(found[number] for number in hungry), now)
 
     async def _start(self, connection: Connection) -> None:
         """Send prefetched tasks to children; one that cannot be started is no longer ours or came too late."""
-        idle = len(self._pool.idle())
+        idle = self._plain.idle()
+        pids = self._plain.free(len(self._prefetched))
         chosen: list[Claimed] = []
-        for place, (task, pid) in enumerate(zip(self._prefetched, self._pool.free(), strict=False)):
+        for place, (task, pid) in enumerate(zip(self._prefetched, pids, strict=False)):
             if task.has_expiry and place >= idle:
                 break  # it would have to queue, and may be too late by then
             chosen.append(task._replace(pid=pid))
         if not chosen:
             return
-        pids = [task.pid or 0 for task in chosen]
-        self._pool.reserve(pids)
+        pids = pids[: len(chosen)]
+        self._plain.reserve(pids)
         try:
             ours = await tasks.start(
                 connection, [Start(task.id, task.claim_seq, task.pid or 0) for task in chosen]
             )
         finally:
-            self._pool.unreserve(pids)
+            self._plain.unreserve(pids)
         if self._stopping:
             return  # all that is prefetched goes back
         for _ in chosen:
             self._prefetched.popleft()
-        self._pool.submit([task for task in chosen if task.id in ours])
+        self._plain.submit([task for task in chosen if task.id in ours])
         if len(ours) < len(chosen):
             await tasks.expire(connection, self.owner.worker_id, EXPIRED)
 
     async def _fail(self, connection: Connection, failed: list[Failure]) -> None:
         ours = await tasks.fail(connection, failed)
+        for failure in failed:
+            self._unsettled.pop(failure.id, None)
         if any(ours.values()):
             self._due_unknown = True
         if len(ours) < len(failed):
@@ -335,25 +438,26 @@ class Engine:
 
     async def _give_back(self, connection: Connection) -> None:
         """Everything in our name that we do not hold: unstarted when we stop, or claimed by a reply that was lost."""
-        held = [task.id for task in (*self._pool.running, *self._prefetched)]
+        held = [task.id for pool in self._pools for task in pool.running]
+        held += [task.id for task in self._prefetched]
         held += [ended.id for ended in (*self.settler.completed, *self.settler.failed)]
         await tasks.release(connection, self.owner.worker_id, held)
         self._unsure = False
 
     async def _rest(self, connection: Connection) -> None:
         """Sleep until there is news, or it is time to look."""
-        has_room = self._room() > 0 and not self._stopping
+        has_room = self._has_room()
         pause = self._attention.pause() if has_room else None
-        waiting = self._attention.waiting
+        waiting = self._waiting()
         if waiting != self._said_waiting:
+            self._due_unknown |= any(waiting)  # of what was sent while we did not wait, nobody has told us
             self._said_waiting = waiting  # what is said now; our mind may change while it is on its way
-            self._due_unknown |= waiting  # of what was sent while we did not wait, nobody has told us
-            await workers.wait(connection, self.owner.worker_id, waiting)
+            await workers.wait(connection, self.owner.worker_id, *waiting)
         if self._due_unknown and has_room and pause is None:
-            if self._pool.load and await self._news_within(CALM_SECONDS):
+            if self.load and await self._news_within(CALM_SECONDS):
                 return  # a result has come: it is more urgent
             self._due_unknown = False
-            seconds = await tasks.next_due(connection, self._queues)
+            seconds = await tasks.next_due(connection, self._queues, self._claimer.rates)
             self._due_at = None if seconds is None else time.monotonic() + max(seconds, 0.001)
             self._look = True  # what fell due between the last look and this answer is in neither
             return
@@ -367,10 +471,19 @@ class Engine:
             self._due_unknown = True
             await tasks.expire(connection, self.owner.worker_id, EXPIRED)
 
+    def _waiting(self) -> tuple[bool, bool]:
+        """Whether plain tasks and async ones are waited for: not by a pool that has been full for some time."""
+        now = time.monotonic()
+        for number in range(len(self._pools)):
+            if self._room(number) > 0:
+                self._had_room_at[number] = now
+        is_waiting = [self._attention.waiting and now - at < FULL_SECONDS for at in self._had_room_at]
+        return is_waiting[self._pool_of[False]], is_waiting[self._pool_of[True]]
+
     async def _sleep(self, pause: float | None, has_room: bool) -> bool:
         """Whether there was news before the time was up."""
         seconds = self._limits.poll_seconds if pause is None else pause
-        if not has_room and self._said_waiting:
+        if not has_room and any(self._said_waiting):
             seconds = FULL_SECONDS
         if self._due_at is not None and has_room:
             seconds = min(seconds, max(0.0, self._due_at - time.monotonic()))

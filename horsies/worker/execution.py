@@ -1,4 +1,4 @@
-"""Run one call: find the task, decode its arguments, call it, encode what came of it. An async task gets a loop.
+"""Run one call: find the task, decode its arguments, call it, encode what came of it.
 
 Whatever the user's code does short of ending the process becomes an outcome.
 """
@@ -21,7 +21,7 @@ MESSAGE_LIMIT = 1_000
 
 
 def execute(registry: TaskRegistry, call: Call) -> Outcome:
-    """Run a call to its end."""
+    """Run a call to its end; an async task that was sent as a plain one gets a loop of its own."""
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
@@ -30,6 +30,22 @@ def execute(registry: TaskRegistry, call: Call) -> Outcome:
         returned = task.definition.fn(**kwargs)
         result = asyncio.run(returned) if task.definition.is_async else returned
     except BaseException as error:  # noqa: BLE001  the task's own failure, SystemExit and all, is its outcome
+        return raised(registry, call, task, error, started)
+    return conclude(registry, call, task, result, started)
+
+
+async def execute_async(registry: TaskRegistry, call: Call) -> Outcome:
+    """Run a call to its end beside others; a plain task that was sent as an async one gets a thread."""
+    started = time.perf_counter()
+    task, kwargs, problem = prepare(registry, call)
+    if task is None:
+        return conclude(registry, call, None, problem, started)
+    try:
+        if task.definition.is_async:
+            result = await task.definition.fn(**kwargs)
+        else:
+            result = await asyncio.to_thread(task.definition.fn, **kwargs)
+    except BaseException as error:  # noqa: BLE001  the task's own failure, a cancellation and all, is its outcome
         return raised(registry, call, task, error, started)
     return conclude(registry, call, task, result, started)
 

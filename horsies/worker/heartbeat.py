@@ -24,7 +24,10 @@ logger = logging.getLogger("horsies.worker")
 
 
 class Heartbeat:
-    """Renews the lease of whoever owns now; `disowned` is awaited when that owner has been declared dead."""
+    """Renews the lease of whoever owns now; tells until when it holds at least, on our own clock.
+
+    `disowned` is awaited when that owner has been declared dead.
+    """
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class Heartbeat:
         settler: Settler,
         owner: Callable[[], Owner],
         state: Callable[[], str],
+        renewed: Callable[[float], None],
         disowned: Callable[[Connection], Awaitable[None]],
     ) -> None:
         self._postgres = postgres
@@ -42,6 +46,7 @@ class Heartbeat:
         self._settler = settler
         self._owner = owner
         self._state = state
+        self._renewed = renewed
         self._disowned = disowned
 
     async def run(self) -> None:
@@ -62,11 +67,14 @@ class Heartbeat:
 
     async def _beat(self, connection: Connection) -> None:
         owner = self._owner()
+        asked_at = time.monotonic()
         async with asyncio.timeout(owner.lease_seconds):
             answer = await workers.beat(connection, owner.worker_id, self._state(), owner.lease_seconds)
         if not answer.is_alive:
             await self._disowned(connection)
-        elif answer.others_are_late or time.monotonic() - self._checked_at > self._check_interval:
+            return
+        self._renewed(asked_at + owner.lease_seconds)
+        if answer.others_are_late or time.monotonic() - self._checked_at > self._check_interval:
             self._checked_at = time.monotonic()
             await workers.prepare_history(connection)
             rescued = await reap(connection, self._settler, owner.lease_seconds)

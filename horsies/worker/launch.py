@@ -17,7 +17,7 @@ from typing import Protocol
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.registry import TaskRegistry
 from horsies.worker import template
-from horsies.worker.settings import ChildSettings
+from horsies.worker.settings import ChildKind, ChildSettings
 from horsies.worker.wire import LENGTH
 
 EXIT_STATUS_SECONDS = 0.5
@@ -27,7 +27,7 @@ class Launcher(Protocol):
     """Starts children."""
 
     async def ready(self) -> None: ...
-    def launch(self, theirs: socket.socket) -> bool: ...
+    def launch(self, theirs: socket.socket, kind: ChildKind) -> bool: ...
     async def exit_status(self, pid: int) -> int | None: ...
     async def close(self) -> None: ...
 
@@ -99,11 +99,11 @@ class TemplateLauncher:
             help_text="it was imported here without an error: what differs in a fresh process?",
         )
 
-    def launch(self, theirs: socket.socket) -> bool:
+    def launch(self, theirs: socket.socket, kind: ChildKind) -> bool:
         """Ask for a child; False when the template has just died."""
         with theirs, suppress(BrokenPipeError, ConnectionResetError):
             if self._control is not None:
-                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                socket.send_fds(self._control, [kind.encode()], [theirs.fileno()])
                 return True
         return False
 
@@ -161,8 +161,8 @@ class SpawnLauncher:
     async def ready(self) -> None:
         """Nothing to prepare."""
 
-    def launch(self, theirs: socket.socket) -> bool:
-        process = _run("horsies.worker.child", theirs, self._settings)
+    def launch(self, theirs: socket.socket, kind: ChildKind) -> bool:
+        process = _run("horsies.worker.child", theirs, self._settings, kind)
         self._processes[process.pid] = process
         return True
 
@@ -184,9 +184,9 @@ class SpawnLauncher:
             await asyncio.to_thread(process.wait)
 
 
-def _run(module: str, theirs: socket.socket, settings: ChildSettings) -> subprocess.Popen[bytes]:
+def _run(module: str, theirs: socket.socket, settings: ChildSettings, *more: str) -> subprocess.Popen[bytes]:
     entry = f"from {module} import main; main()"
-    command = [sys.executable, "-c", entry, str(theirs.fileno()), settings.to_argument()]
+    command = [sys.executable, "-c", entry, str(theirs.fileno()), settings.to_argument(), *more]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     theirs.close()
     return process

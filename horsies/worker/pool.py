@@ -1,8 +1,9 @@
-"""The children of a worker: one process per slot, each with a pipe of its own.
+"""The children of a worker: processes that run one call at a time, or several, each with a pipe of its own.
 
-A child that dies, hangs or is replaced never touches a sibling. When one dies, the call it was running is reported
-lost, with how the process ended; calls that were queued behind it were never touched and go to another child. A spare
-child stands ready, so that a replacement costs no waiting.
+A child that dies, hangs or is replaced never touches a sibling. When a serial one dies, the call it was running is
+reported lost, with how the process ended; calls that were queued behind it were never touched and go to another child.
+When one that runs several at once dies, they all are. A spare child stands ready, so that a replacement costs no
+waiting. No call is begun after our lease has run out: by then it may be someone else's.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ import logging
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.storage.tasks import Claimed
 from horsies.worker import wire
 from horsies.worker.launch import Launcher
+from horsies.worker.link import HELD_UP_SECONDS, Child, Pipe
+from horsies.worker.settings import ChildKind
 from horsies.worker.system import describe_exit, kill_group, recall
 
 logger = logging.getLogger("horsies.pool")
 
 # The limit counts from the start of user code, which is a little after the call was sent.
 TIMEOUT_SLACK_SECONDS = 0.02
+# An async task is cancelled at its limit by the child itself; one that does not let go by then is ended from here.
+CANCEL_GRACE_SECONDS = 0.12
 MAX_FAILED_STARTS = 5
-# A child that runs one call for so long is asked for those queued behind it.
-HELD_UP_SECONDS = 0.05
-READ_BYTES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,80 +43,41 @@ class Hooks:
     came_free: Callable[[], None]
 
 
-@dataclass(eq=False, slots=True)
-class Child:
-    """The parent's side of a child process."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many children, of which kind, and how many calls each runs at once."""
 
-    transport: asyncio.Transport
-    pid: int = 0
-    memory_mb: float = 0.0
-    calls: dict[int, Claimed] = field(default_factory=dict[int, Claimed])
-    head_since: float = 0.0
-    retiring: bool = False
-    timed_out: bool = False
-    recalled: bool = False
+    kind: ChildKind
+    size: int
+    width: int = 1
 
-    def deadline(self, default_ms: int | None) -> float | None:
-        """When the call that it runs now must have ended."""
-        head = next(iter(self.calls.values()), None)
-        limit = None if head is None else head.timeout_ms or default_ms
-        return None if limit is None else self.head_since + limit / 1000 + TIMEOUT_SLACK_SECONDS
-
-    def is_held_up(self, now: float) -> bool:
-        """Whether what it runs has proved to be no short task."""
-        return bool(self.calls) and now - self.head_since > HELD_UP_SECONDS
-
-
-class _Pipe(asyncio.Protocol):
-    """Turns what a child writes into messages."""
-
-    def __init__(self, pool: ChildPool, sock: socket.socket) -> None:
-        self._pool = pool
-        self._sock = sock
-        self._frames = wire.Frames()
-        self.child: Child | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.child = Child(transport)
-
-    def data_received(self, data: bytes) -> None:
-        assert self.child is not None
-        for body in self._frames.feed(data):
-            for message in wire.messages(body):
-                self._pool.received(self.child, message)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        assert self.child is not None
-        self._read_the_rest()
-        self._pool.closed(self.child)
-
-    def _read_the_rest(self) -> None:
-        """A failed write closes the pipe before everything that the child has said is read."""
-        with suppress(OSError):
-            while data := self._sock.recv(READ_BYTES):
-                self.data_received(data)
+    @property
+    def slots(self) -> int:
+        return self.size * self.width
 
 
 class ChildPool:
-    """Runs calls in `size` children. Give each call to a child that has room, named by its pid."""
+    """Runs calls in children. Give each call to a child that has room, named by its pid."""
 
-    def __init__(self, size: int, launcher: Launcher, hooks: Hooks, default_timeout_ms: int | None) -> None:
-        self._size = size
+    def __init__(
+        self, shape: Shape, launcher: Launcher, hooks: Hooks, default_timeout_ms: int | None
+    ) -> None:
+        self.shape = shape
         self._launcher = launcher
         self._hooks = hooks
         self._default_timeout_ms = default_timeout_ms
         self._children: dict[int, Child] = {}
         self._spares: deque[Child] = deque()
         self._starting: set[Child] = set()
+        self._leaving: set[Child] = set()
         self._dying: set[Child] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._homeless: deque[Claimed] = deque()
         self._reserved: Counter[int] = Counter()
         self._next_ticket = 0
+        self._valid_until = float("inf")
         self.load = 0  # calls that were handed in and have not ended
-        self.depth = 1  # calls that a child may hold
-        self._watch: asyncio.TimerHandle | None = None
+        self.depth = shape.width  # calls that a child may hold
         self._failed_starts = 0
         self._ready = asyncio.Event()
         self._stopping = False
@@ -123,7 +85,7 @@ class ChildPool:
 
     async def start(self) -> None:
         """Start all children and wait until they can take calls."""
-        for _ in range(self._size + 1):
+        for _ in range(self.shape.size + 1):
             await self._launch()
         ready = asyncio.ensure_future(self._ready.wait())
         await asyncio.wait([ready, self.failed], return_when=asyncio.FIRST_COMPLETED)
@@ -137,25 +99,48 @@ class ChildPool:
             self.failed.set_result(HorsiesError(message, code=code, help_text=help_text))
 
     @property
+    def baseline_mb(self) -> float:
+        """What the largest child takes before it has run anything."""
+        return max((child.memory_mb for child in self._children.values()), default=0.0)
+
+    @property
     def running(self) -> list[Claimed]:
         """Every call that was handed in and has not ended."""
-        held = [*self._children.values(), *self._dying]
+        held = [*self._children.values(), *self._leaving, *self._dying]
         return [*self._homeless, *(call for child in held for call in child.calls.values())]
 
-    def idle(self) -> list[int]:
-        """The children that have nothing to do."""
-        if self._homeless:
-            return []
-        return [child.pid for child in self._children.values() if not self._held(child)]
+    # Room
 
-    def free(self) -> list[int]:
-        """A pid for each call that may be submitted now, idle children first; none of a child that is held up."""
+    def idle(self) -> int:
+        """How many calls would begin at once if they were submitted now."""
+        if self._homeless:
+            return 0
+        if self.shape.kind is not ChildKind.SERIAL:
+            return self.room()
+        return sum(1 for child in self._children.values() if not self._held(child))
+
+    def room(self) -> int:
+        """How many calls may be submitted now; none to a child that is held up."""
+        return 0 if self._homeless else sum(self.depth - self._held(child) for child in self._open())
+
+    def free(self, limit: int) -> list[int]:
+        """A pid for each call that may be submitted now, idle children first."""
         if self._homeless:
             return []
+        held = [(child.pid, self._held(child)) for child in self._open()]
+        taken = min((count for _, count in held), default=self.depth)
+        pids: list[int] = []
+        while taken < self.depth and len(pids) < limit:
+            pids += [pid for pid, count in held if count <= taken]
+            taken += 1
+        return pids[:limit]
+
+    def _open(self) -> list[Child]:
         now = asyncio.get_running_loop().time()
-        open_to_more = [child for child in self._children.values() if not child.is_held_up(now)]
         return [
-            child.pid for taken in range(self.depth) for child in open_to_more if self._held(child) <= taken
+            child
+            for child in self._children.values()
+            if self._held(child) < self.depth and not child.is_held_up(now)
         ]
 
     def _held(self, child: Child) -> int:
@@ -169,12 +154,14 @@ class ChildPool:
         self._reserved.subtract(pids)
         self._reserved = +self._reserved
 
+    # Calls
+
     def submit(self, calls: Sequence[Claimed]) -> None:
         """Send calls to the children that they were started for; if one is gone, to any other."""
         self.load += len(calls)
         by_child: dict[int, list[Claimed]] = {}
         for call in calls:
-            if call.pid in self._children and not self._homeless:
+            if call.pid in self._children and not self._homeless and self._is_valid():
                 by_child.setdefault(call.pid, []).append(call)
             else:
                 self._homeless.append(call)  # behind those that have waited longer
@@ -182,47 +169,128 @@ class ChildPool:
             self._send(self._children[pid], batch)
         self._house()
 
+    def renew(self, valid_until: float) -> None:
+        """Our lease holds until then, on the loop's clock."""
+        self._valid_until = valid_until
+        self._house()
+
+    def _is_valid(self) -> bool:
+        return asyncio.get_running_loop().time() < self._valid_until
+
     def _send(self, child: Child, batch: Sequence[Claimed]) -> None:
-        if not child.calls:
-            child.head_since = asyncio.get_running_loop().time()
+        was_idle = not child.calls
+        first = self._next_ticket + 1
         sent: list[wire.Call] = []
         for claimed in batch:
             self._next_ticket += 1
             child.calls[self._next_ticket] = claimed
-            sent.append(_call(self._next_ticket, claimed))
+            sent.append(_call(self._next_ticket, claimed, self._limit_ms(claimed), self._valid_until))
         child.transport.write(wire.frame(sent))
-        self._watch_deadlines()
+        if child.is_serial:
+            if was_idle:
+                self._began(child, first)
+            if len(child.calls) > 1 and child.recall_alarm is None:
+                self._watch(child)
+
+    def _limit_ms(self, claimed: Claimed) -> int | None:
+        return claimed.timeout_ms or self._default_timeout_ms
 
     def _house(self) -> None:
         """Find children for calls whose own child went away before it touched them, the oldest first."""
-        while self._homeless:
-            now = asyncio.get_running_loop().time()
-            open_to_more = [child for child in self._children.values() if not child.is_held_up(now)]
-            child = min(open_to_more, key=self._held, default=None)
-            if child is None or self._held(child) >= self.depth:
+        while self._homeless and self._is_valid():
+            child = min(self._open(), key=self._held, default=None)
+            if child is None:
                 return
             self._send(child, [self._homeless.popleft()])
 
+    def _began(self, child: Child, ticket: int) -> None:
+        """User code runs from now on, and its time."""
+        loop = asyncio.get_running_loop()
+        child.head_since = loop.time()
+        limit_ms = self._limit_ms(child.calls[ticket])
+        if limit_ms is not None:
+            grace = CANCEL_GRACE_SECONDS if self.shape.kind is ChildKind.ASYNC else TIMEOUT_SLACK_SECONDS
+            child.alarms[ticket] = loop.call_later(limit_ms / 1000 + grace, self._overrun, child, ticket)
+
+    def _overrun(self, child: Child, ticket: int) -> None:
+        child.overdue.add(ticket)
+        kill_group(child.pid)
+
+    def _watch(self, child: Child) -> None:
+        """Look whether the child is held up when it might be."""
+        loop = asyncio.get_running_loop()
+        child.recall_alarm = loop.call_at(child.head_since + HELD_UP_SECONDS, self._unburden, child)
+
+    def _unburden(self, child: Child) -> None:
+        """Ask a child that is held up for the calls behind the one that it runs."""
+        child.recall_alarm = None
+        if len(child.calls) < 2:
+            return
+        if child.is_held_up(asyncio.get_running_loop().time()):
+            recall(child.pid)
+        else:
+            self._watch(child)
+
+    # What a child says
+
     def received(self, child: Child, message: wire.Message) -> None:
-        if isinstance(message, wire.Hello):
-            self._greet(child, message)
-            return
-        if isinstance(message, wire.Returned):
-            self._take_back(child, message.tickets)
-            return
-        claimed = child.calls.pop(message.ticket)
-        child.recalled = False
-        child.head_since = asyncio.get_running_loop().time()
-        if message.retiring:
-            self._retire(child)
+        match message:
+            case wire.Outcome():
+                self._ended(child, message)
+            case wire.TimedOut():
+                self._ended_late(child, message.ticket)
+            case wire.Begun():
+                if message.ticket in child.calls:
+                    self._began(child, message.ticket)
+            case wire.Returned():
+                self._take_back(child, message.tickets)
+            case wire.Blocked():
+                self._note_blocked(child, message)
+            case wire.Hello():
+                self._greet(child, message)
+            case wire.Leaving():
+                self._retire(child)
+
+    def _ended(self, child: Child, outcome: wire.Outcome) -> None:
+        if (claimed := self._let_go(child, outcome.ticket)) is not None:
+            self._hooks.ended(claimed, outcome)
+            self._house()
+
+    def _ended_late(self, child: Child, ticket: int) -> None:
+        if (claimed := self._let_go(child, ticket)) is not None:
+            self._hooks.timed_out(claimed, self._limit_ms(claimed) or 0)
+            self._house()
+
+    def _let_go(self, child: Child, ticket: int) -> Claimed | None:
+        """Take a call that has ended off its child; None when the child has answered for it before."""
+        claimed = child.pop(ticket)
+        if claimed is None:
+            logger.warning("child %d answered twice for a task: has the task forked?", child.pid)
+            return None
         self.load -= 1
-        self._hooks.ended(claimed, message)
-        self._house()
+        child.blocked_by = None
+        if child.is_serial and child.calls:
+            self._began(child, next(iter(child.calls)))
+        self._close_if_done(child)
+        return claimed
 
     def _take_back(self, child: Child, tickets: Sequence[int]) -> None:
-        calls = [child.calls.pop(ticket) for ticket in tickets]
-        self._homeless.extendleft(reversed(calls))
+        calls = [child.pop(ticket) for ticket in tickets]
+        self._homeless.extendleft(call for call in reversed(calls) if call is not None)
         self._house()
+
+    def _note_blocked(self, child: Child, blocked: wire.Blocked) -> None:
+        child.blocked_by = blocked.ticket
+        culprit = child.calls.get(blocked.ticket or 0)
+        what = "a callback" if culprit is None else f"task {culprit.id} ({culprit.task_name})"
+        where = f" at {blocked.where}" if blocked.where else ""
+        logger.warning(
+            "the event loop of child %d is blocked by %s%s: %d tasks wait",
+            child.pid,
+            what,
+            where,
+            len(child.calls),
+        )
 
     def _greet(self, child: Child, hello: wire.Hello) -> None:
         self._starting.discard(child)
@@ -235,21 +303,31 @@ class ChildPool:
         self._fill()
 
     def _fill(self) -> None:
-        while self._spares and len(self._children) < self._size:
+        while self._spares and len(self._children) < self.shape.size:
             child = self._spares.popleft()
             self._children[child.pid] = child
             self._hooks.came_free()
-        if len(self._children) == self._size:
+        if len(self._children) == self.shape.size:
             self._ready.set()
         self._house()
 
+    # Ends and beginnings
+
     def _retire(self, child: Child) -> None:
-        """It has reported its last outcome and ends; what was queued behind it was never touched."""
-        child.retiring = True
+        """It has done its share. What a serial child has not begun was never touched; any other ends what it has."""
+        child.is_leaving = True
         self._children.pop(child.pid, None)
-        self._take_back(child, list(child.calls))
-        child.transport.close()  # only then does it end, so that nothing we wrote to it in vain can fail
+        if child.is_serial:
+            self._take_back(child, list(child.calls))
+        self._leaving.add(child)
+        self._close_if_done(child)
         self._replace()
+
+    def _close_if_done(self, child: Child) -> None:
+        """Only when we close the pipe does a leaving child end, so that nothing we wrote to it in vain can fail."""
+        if child.is_leaving and not child.calls:
+            self._leaving.discard(child)
+            child.transport.close()
 
     def _replace(self) -> None:
         if not self._stopping:
@@ -260,6 +338,7 @@ class ChildPool:
         """The pipe is closed: the process has ended, or is of no use any more."""
         was_starting = child in self._starting
         self._starting.discard(child)
+        self._leaving.discard(child)
         if child in self._spares:
             self._spares.remove(child)
         if self._children.get(child.pid) is child:
@@ -268,10 +347,11 @@ class ChildPool:
         self._later(self._bury(child, was_starting))
 
     async def _bury(self, child: Child, was_starting: bool) -> None:
-        if child.pid and not child.retiring:
+        was_to_end = child.is_leaving and not child.calls
+        if child.pid and not was_to_end:
             kill_group(child.pid)
         status = await self._launcher.exit_status(child.pid) if child.pid else None
-        if child.retiring and status is None:
+        if was_to_end and status is None:
             kill_group(child.pid)  # it was to end by itself, and has not
         self._dying.discard(child)
         self._report_lost(child, describe_exit(status))
@@ -281,62 +361,33 @@ class ChildPool:
                 message = f"{MAX_FAILED_STARTS} child processes in a row ended before they were ready"
                 self._fail(message, ErrorCode.CONFIG_INVALID_WORKER, "see what they printed above")
                 return
-        if not child.retiring:
+        if not child.is_leaving:
             self._replace()
 
     def _report_lost(self, child: Child, how: str) -> None:
-        """The first unanswered call is the one that the child died of; the rest go to another."""
-        lost = list(child.calls.values())
-        child.calls.clear()
-        if lost:
-            head = lost.pop(0)
+        """A serial child died of the first unanswered call, and the rest go to another; any other took all with it."""
+        why = _blame(child, how)
+        lost = child.empty()
+        untouched = list(lost.values())[1:] if child.is_serial else []
+        for ticket, call in list(lost.items())[: len(lost) - len(untouched)]:
             self.load -= 1
-            if child.timed_out:
-                self._hooks.timed_out(head, head.timeout_ms or self._default_timeout_ms or 0)
+            if ticket in child.overdue:
+                self._hooks.timed_out(call, self._limit_ms(call) or 0)
             else:
-                self._hooks.crashed(head, how)
-        self._homeless.extendleft(reversed(lost))
+                self._hooks.crashed(call, why)
+        self._homeless.extendleft(reversed(untouched))
         self._house()
-
-    def _watch_deadlines(self) -> None:
-        """Set the alarm for the next deadline, if one is nearer than the alarm that is set."""
-        due = [at for child in self._children.values() for at in self._alarms(child)]
-        if not due:
-            return
-        nearest = min(due)
-        if self._watch is None or self._watch.when() > nearest:
-            if self._watch is not None:
-                self._watch.cancel()
-            self._watch = asyncio.get_running_loop().call_at(nearest, self._enforce_deadlines)
-
-    def _alarms(self, child: Child) -> list[float]:
-        """When something must be done about what a child runs."""
-        deadline = child.deadline(self._default_timeout_ms)
-        alarms = [] if deadline is None or child.timed_out else [deadline]
-        if len(child.calls) > 1 and not child.recalled:
-            alarms.append(child.head_since + HELD_UP_SECONDS)
-        return alarms
-
-    def _enforce_deadlines(self) -> None:
-        self._watch = None
-        now = asyncio.get_running_loop().time()
-        for child in list(self._children.values()):
-            deadline = child.deadline(self._default_timeout_ms)
-            if deadline is not None and deadline <= now and not child.timed_out:
-                child.timed_out = True
-                kill_group(child.pid)
-            elif len(child.calls) > 1 and child.is_held_up(now) and not child.recalled:
-                child.recalled = True
-                recall(child.pid)
-        self._watch_deadlines()
 
     async def _launch(self) -> None:
         await self._launcher.ready()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        _, pipe = await asyncio.get_running_loop().create_connection(lambda: _Pipe(self, ours), sock=ours)
+        is_serial = self.shape.kind is ChildKind.SERIAL
+        _, pipe = await asyncio.get_running_loop().create_connection(
+            lambda: Pipe(ours, is_serial, self.received, self.closed), sock=ours
+        )
         assert pipe.child is not None
-        if self._launcher.launch(theirs):
+        if self._launcher.launch(theirs, self.shape.kind):
             self._starting.add(pipe.child)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -353,26 +404,40 @@ class ChildPool:
             )
 
     def kill_running(self) -> None:
-        """End every child that runs a call; the calls are reported as crashed."""
-        for child in self._children.values():
+        """End every child that runs a call: those are reported as crashed. What none has begun is no longer held."""
+        for child in (*self._children.values(), *self._leaving):
             if child.calls:
                 kill_group(child.pid)
+        self.load -= len(self._homeless)
+        self._homeless.clear()
 
     async def close(self) -> None:
         """End all children, whatever they do."""
         self._stopping = True
-        if self._watch is not None:
-            self._watch.cancel()
-        for child in [*self._children.values(), *self._spares, *self._starting]:
+        for child in [*self._children.values(), *self._spares, *self._starting, *self._leaving]:
+            child.empty()
             if child.pid:
                 kill_group(child.pid)
             child.transport.close()
         for task in list(self._ending):
             task.cancel()
-        await self._launcher.close()
 
 
-def _call(ticket: int, claimed: Claimed) -> wire.Call:
+def _blame(child: Child, how: str) -> str:
+    """How a child ended, and which of the tasks that it ran at once is to blame."""
+
+    def named(tickets: set[int]) -> str:
+        calls = [child.calls[ticket] for ticket in tickets if ticket in child.calls]
+        return " and ".join(f"task {call.id} ({call.task_name})" for call in calls)
+
+    if culprits := named(child.overdue):
+        return f"its process was ended because {culprits} ran past its limit and did not yield"
+    if culprit := named(set() if child.blocked_by is None else {child.blocked_by}):
+        return f"{how} while {culprit} blocked its event loop"
+    return how
+
+
+def _call(ticket: int, claimed: Claimed, limit_ms: int | None, valid_until: float) -> wire.Call:
     return wire.Call(
         ticket,
         claimed.id,
@@ -382,5 +447,6 @@ def _call(ticket: int, claimed: Claimed) -> wire.Call:
         claimed.queue_name,
         claimed.retry_count + 1,
         claimed.max_retries,
-        claimed.timeout_ms,
+        limit_ms,
+        valid_until,
     )

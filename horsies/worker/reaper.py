@@ -36,6 +36,8 @@ async def reap(connection: Connection, settler: Settler, lease_seconds: float) -
                 await tasks.fail(
                     connection, [settler.crash(task, "the task was lost: its worker died") for task in lost]
                 )
+            if len(orphans) < BATCH:
+                await workers.forget(connection)
         rescued += len(orphans)
         if len(orphans) < BATCH:
             return rescued

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 
 import msgspec
+
+
+class ChildKind(StrEnum):
+    """How a child runs its calls: one after another, in threads, or on an event loop."""
+
+    SERIAL = "s"
+    THREADS = "t"
+    ASYNC = "a"
 
 
 class ChildSettings(msgspec.Struct, frozen=True):
@@ -13,6 +22,7 @@ class ChildSettings(msgspec.Struct, frozen=True):
     locator: str
     imports: list[str]
     sys_path: list[str]
+    threads: int
     max_tasks: int
     max_memory_mb: int | None
 

@@ -21,7 +21,7 @@ from horsies.discovery import load_app
 from horsies.errors import HorsiesError
 from horsies.registry import TaskRegistry
 from horsies.worker import child
-from horsies.worker.settings import ChildSettings
+from horsies.worker.settings import ChildKind, ChildSettings
 from horsies.worker.system import die_with_parent, kill_group, name_process
 from horsies.worker.wire import LENGTH
 
@@ -71,7 +71,8 @@ def fork_child(control: socket.socket, app: TaskRegistry, settings: ChildSetting
         code = 1
         try:
             control.close()
-            child.run(socket.socket(fileno=descriptors[0]), app, settings, template_pid)
+            kind = ChildKind(data.decode())
+            child.run(socket.socket(fileno=descriptors[0]), app, settings, kind, template_pid)
             code = 0
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker has gone, and nobody is left to tell

@@ -1,7 +1,7 @@
 """What goes over the pipe between a worker and its children: bytes, never objects of the user's.
 
 A frame is a length and a MessagePack list of messages. The parent sends calls; a child says hello once, then reports
-the outcome of each call as soon as it has one.
+the outcome of each call as soon as it has one. When it has done its share it says that it is leaving, and is let go.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ LENGTH = struct.Struct("!I")
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True):
-    """A task to run. The ticket is the parent's name for this run of it."""
+    """A task to run. The ticket is the parent's name for this run of it. Not begun by `valid_until`, on the clock that
+    all processes of a machine share, it may be someone else's by now and is given back."""
 
     ticket: int
     task_id: str
@@ -27,6 +28,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True):
     attempt: int
     max_retries: int
     timeout_ms: int | None
+    valid_until: float
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=0):
@@ -47,16 +49,38 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True, tag=1):
     error_code: str | None = None
     message: str | None = None
     unmapped_exception: bool = False
-    retiring: bool = False
 
 
 class Returned(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Calls that a child gives back untouched, because it is busy with the one before them."""
+    """Calls that a child gives back untouched: it is busy with the one before them, or they came too late."""
 
     tickets: list[int]
 
 
-Message: TypeAlias = Hello | Outcome | Returned
+class Begun(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """The user code of a call with a time limit runs from now on, beside others."""
+
+    ticket: int
+
+
+class TimedOut(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """A call ran past its limit and has been cancelled by the child itself."""
+
+    ticket: int
+
+
+class Blocked(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """The event loop stands still: which call does not yield, and where in its code, as far as that is known."""
+
+    ticket: int | None
+    where: str | None
+
+
+class Leaving(msgspec.Struct, array_like=True, frozen=True, tag=6):
+    """The child has done its share: send it nothing more, and close the pipe when nothing runs in it."""
+
+
+Message: TypeAlias = Hello | Outcome | Returned | Begun | TimedOut | Blocked | Leaving
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_calls = msgspec.msgpack.Decoder(list[Call]).decode
@@ -95,8 +119,3 @@ def calls(body: bytes) -> list[Call]:
 
 def messages(body: bytes) -> list[Message]:
     return _decode_messages(body)
-
-
-def retiring(outcome: Outcome) -> Outcome:
-    """The last outcome of a child that is about to be replaced."""
-    return msgspec.structs.replace(outcome, retiring=True)

@@ -11,7 +11,9 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from random import random
 from typing import Any
 from uuid import uuid4
@@ -33,12 +35,14 @@ from horsies.worker.claim import Owner
 from horsies.worker.engine import Engine, Limits
 from horsies.worker.heartbeat import Heartbeat
 from horsies.worker.launch import Launcher, SpawnLauncher, TemplateLauncher
-from horsies.worker.pool import ChildPool, Hooks
-from horsies.worker.settings import ChildSettings
+from horsies.worker.pool import ChildPool, Hooks, Shape
+from horsies.worker.settings import ChildKind, ChildSettings
 
 logger = logging.getLogger("horsies.worker")
 
 LAST_SETTLE_SECONDS = 10.0
+# A child that starts with so much of what it may take is worth a warning.
+WARN_SHARE = 0.8
 
 
 class Worker:
@@ -62,8 +66,12 @@ class Worker:
             timed_out=lambda task, limit_ms: self._engine.timed_out(task, limit_ms),
             came_free=lambda: self._engine.came_free(),
         )
-        self._pool = ChildPool(config.processes, self._launcher(), hooks, app.config.default_task_timeout_ms)
-        self._engine = Engine(app, self._limits(), self._new_owner(), self._queues, self._pool)
+        self._launcher = self._new_launcher()
+        self._pools = [
+            ChildPool(shape, self._launcher, hooks, app.config.default_task_timeout_ms)
+            for shape in self._shapes()
+        ]
+        self._engine = Engine(app, self._limits(), self._new_owner(), self._queues, self._pools)
 
     def stop(self) -> None:
         """Stop when running tasks have ended; called again, without waiting for them."""
@@ -74,12 +82,16 @@ class Worker:
     async def run(self) -> None:
         """Work until stopped; raises what made it impossible to go on."""
         try:
-            await self._pool.start()
+            await asyncio.gather(*(pool.start() for pool in self._pools))
+            check_baseline(
+                max(pool.baseline_mb for pool in self._pools), self._config.max_memory_per_child_mb
+            )
             postgres = await asyncio.to_thread(self._postgres)
             if await self._until_stopped(self._get_ready(postgres)):
                 await self._work(postgres)
         finally:
-            await self._pool.close()
+            await asyncio.gather(*(pool.close() for pool in self._pools))
+            await self._launcher.close()
 
     def _postgres(self) -> PostgresConfig:
         return (
@@ -109,11 +121,21 @@ class Worker:
                 if applied:
                     logger.info("Schema created or upgraded (%d migrations)", applied)
                 async with await connect_worker(postgres, "horsies-worker") as connection:
-                    await workers.register(connection, self._registration(), self._definitions())
+                    await self._register(connection)
                 return
             except TRANSIENT as error:
                 await self._bear(error, attempt, postgres)
                 attempt += 1
+
+    async def _register(self, connection: Connection) -> None:
+        asked_at = time.monotonic()
+        rates = await workers.register(connection, self._registration(), self._definitions())
+        self._engine.limit_rates(rates)
+        self._renewed(asked_at + self._lease_seconds)
+
+    def _renewed(self, valid_until: float) -> None:
+        for pool in self._pools:
+            pool.renew(valid_until)
 
     async def _bear(self, error: BaseException, attempt: int, postgres: PostgresConfig) -> None:
         """Wait before the next try to reach the database; raise when it will not help."""
@@ -133,6 +155,7 @@ class Worker:
             self._engine.settler,
             lambda: self._engine.owner,
             lambda: self._state,
+            self._renewed,
             self._disowned,
         )
         listener = Listener(
@@ -150,8 +173,9 @@ class Worker:
         self._log_start()
         try:
             stopped = asyncio.create_task(self._stop.wait())
+            failed = [pool.failed for pool in self._pools]
             await asyncio.wait(
-                [engine, helper, beating, stopped, self._pool.failed], return_when=asyncio.FIRST_COMPLETED
+                [engine, helper, beating, stopped, *failed], return_when=asyncio.FIRST_COMPLETED
             )
             stopped.cancel()
             await self._wind_up(engine)
@@ -160,8 +184,9 @@ class Worker:
                 task.cancel()
             await asyncio.gather(helper, beating, listener.close(), return_exceptions=True)
             await self._resign(postgres)
-        if self._pool.failed.done():
-            raise self._pool.failed.result()
+        for pool in self._pools:
+            if pool.failed.done():
+                raise pool.failed.result()
         for task in (helper, beating):
             if not task.cancelled():
                 task.result()
@@ -184,7 +209,7 @@ class Worker:
     async def _wind_up(self, engine: asyncio.Task[None]) -> None:
         """Give back what is not started, wait for what runs; after the time for that, or when forced, end it."""
         if not engine.done():
-            logger.info("Stopping: %d tasks are running", self._pool.load)
+            logger.info("Stopping: %d tasks are running", self._engine.load)
             self._engine.stop()
             forced = asyncio.create_task(self._force.wait())
             await asyncio.wait(
@@ -192,8 +217,8 @@ class Worker:
             )
             forced.cancel()
         if not engine.done():
-            logger.warning("Ending %d running tasks", self._pool.load)
-            self._pool.kill_running()
+            logger.warning("Ending %d running tasks", self._engine.load)
+            self._kill_running()
             await asyncio.wait([engine], timeout=LAST_SETTLE_SECONDS)
         if engine.done():
             engine.result()
@@ -204,9 +229,14 @@ class Worker:
     async def _disowned(self, connection: Connection) -> None:
         """We were declared dead: our tasks have been given away, so what runs them here is ended."""
         logger.error("this worker was declared dead while it was away; going on under another id")
-        self._pool.kill_running()
+        self._kill_running()
         self._engine.disown(self._new_owner())
-        await workers.register(connection, self._registration(), self._definitions())
+        await self._register(connection)
+
+    def _kill_running(self) -> None:
+        for pool in self._pools:
+            pool.kill_running()
+        self._engine.recount()
 
     async def _resign(self, postgres: PostgresConfig) -> None:
         try:
@@ -220,14 +250,15 @@ class Worker:
     def _state(self) -> WorkerState:
         if self._stop.is_set():
             return WorkerState.DRAINING
-        return WorkerState.BUSY if self._pool.load else WorkerState.IDLE
+        return WorkerState.BUSY if self._engine.load else WorkerState.IDLE
 
-    def _launcher(self) -> Launcher:
+    def _new_launcher(self) -> Launcher:
         config = self._config
         settings = ChildSettings(
             locator=_locator(self._app, config),
             imports=list(config.imports),
             sys_path=list(sys.path),
+            threads=config.threads,
             max_tasks=config.max_tasks_per_child,
             max_memory_mb=config.max_memory_per_child_mb,
         )
@@ -239,16 +270,24 @@ class Worker:
             case _:
                 return TemplateLauncher(settings)
 
+    def _shapes(self) -> list[Shape]:
+        """The pools to have: one for plain tasks, and one for async tasks if the app has any."""
+        config = self._config
+        kind = ChildKind.SERIAL if config.threads == 1 else ChildKind.THREADS
+        shapes = [Shape(kind, config.processes, config.threads)]
+        if any(task.definition.is_async for task in self._app.tasks.values()):
+            # Where each task is promised a fresh process, it has one to itself.
+            width = 1 if config.max_tasks_per_child == 1 else config.async_concurrency
+            shapes.append(Shape(ChildKind.ASYNC, config.async_processes, width))
+        return shapes
+
     def _limits(self) -> Limits:
         config = self._config
-        prefetch = (
-            self._app.config.prefetch_buffer if config.prefetch_buffer is None else config.prefetch_buffer
-        )
         return Limits(
-            slots=config.processes,
-            prefetch=prefetch,
+            prefetch=prefetch_of(self._app.config, config),
             max_claim_per_worker=config.max_claim_per_worker,
             max_claim_batch=config.max_claim_batch,
+            cluster_wide_cap=self._app.config.cluster_wide_cap,
             poll_seconds=self._app.config.resilience.notify_poll_interval_ms / 1000,
         )
 
@@ -274,36 +313,74 @@ class Worker:
                 task.max_retries,
                 task.timeout_ms,
                 task.options_json,
+                task.rate_key,
+                None if task.rate is None else task.rate.seconds,
+                None if task.rate is None else task.rate.burst,
             )
             for task in tasks
         ]
 
     def _log_start(self) -> None:
-        limits, cap = self._limits(), self._app.config.cluster_wide_cap
+        limits, cap, slots = self._limits(), self._app.config.cluster_wide_cap, self._pools[0].shape.slots
         logger.info("Listening on queues: %s", ", ".join(queue.name for queue in self._queues))
-        capped = [queue.name for queue in self._queues if queue.max_concurrency is not None]
-        if cap is not None or capped:
-            logger.warning("cluster_wide_cap and max_concurrency are not enforced by this version")
         logger.info(
             "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d",
-            limits.slots,
+            slots,
             "unlimited" if cap is None else cap,
-            limits.max_claim_per_worker or limits.slots + limits.prefetch,
+            limits.max_claim_per_worker or slots + limits.prefetch,
             limits.max_claim_batch,
         )
 
 
-def queues_to_serve(app: AppConfig, config: WorkerConfig) -> list[CustomQueueConfig]:
-    """The queues that a worker reads; it may be told to leave some to others."""
-    known = {queue.name: queue for queue in app.queues}
-    unknown = [name for name in config.queues or () if name not in known]
-    if unknown:
+def prefetch_of(app: AppConfig, config: WorkerConfig) -> int:
+    """How many tasks to claim ahead; not within a limit of the cluster, which they would take up."""
+    prefetch = app.prefetch_buffer if config.prefetch_buffer is None else config.prefetch_buffer
+    if prefetch and app.cluster_wide_cap is not None:
         raise ConfigurationError(
-            f"the queue {unknown[0]!r} is not configured",
-            code=ErrorCode.CONFIG_INVALID_WORKER,
-            help_text=f"use one of: {', '.join(known)}",
+            f"prefetch_buffer is {prefetch} and the app has cluster_wide_cap={app.cluster_wide_cap}",
+            code=ErrorCode.CONFIG_INVALID_CLUSTER_CAP,
+            help_text="leave prefetch_buffer at 0: prefetched tasks would count against the cap",
         )
-    return [known[name] for name in config.queues or known]
+    return prefetch
+
+
+def check_baseline(baseline_mb: float, threshold_mb: int | None) -> None:
+    """A child that is over its limit before it has run anything would be replaced after every task."""
+    if threshold_mb is None:
+        return
+    if threshold_mb <= baseline_mb:
+        raise ConfigurationError(
+            f"max_memory_per_child_mb is {threshold_mb} MB, and a child that has run nothing yet takes {baseline_mb:.0f} MB",
+            code=ErrorCode.CONFIG_INVALID_WORKER,
+            help_text=f"use more than {baseline_mb / WARN_SHARE:.0f}, or import less",
+        )
+    if baseline_mb >= WARN_SHARE * threshold_mb:
+        logger.warning(
+            "a child that has run nothing yet takes %.0f MB, and is replaced at max_memory_per_child_mb=%d: little is left",
+            baseline_mb,
+            threshold_mb,
+        )
+
+
+def queues_to_serve(app: AppConfig, config: WorkerConfig) -> list[CustomQueueConfig]:
+    """The queues that a worker reads, with the settings that it was given for them; it may leave some to others."""
+    known = {queue.name: queue for queue in app.queues}
+    for setting in ("queues", "queue_priorities", "queue_max_concurrency"):
+        for name in getattr(config, setting) or ():
+            if name not in known:
+                raise ConfigurationError(
+                    f"the queue {name!r} in {setting} is not configured",
+                    code=ErrorCode.CONFIG_INVALID_WORKER,
+                    help_text=f"use one of: {', '.join(known)}",
+                )
+    return [
+        replace(
+            known[name],
+            priority=config.queue_priorities.get(name, known[name].priority),
+            max_concurrency=config.queue_max_concurrency.get(name, known[name].max_concurrency),
+        )
+        for name in config.queues or known
+    ]
 
 
 def _locator(app: TaskRegistry, config: WorkerConfig) -> str:

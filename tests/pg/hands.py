@@ -10,8 +10,9 @@ from uuid import UUID, uuid4
 from horsies import PostgresConfig
 from horsies.storage import tasks, workers
 from horsies.storage.database import connect_worker
-from horsies.storage.tasks import Ask, Claimed, Completed, Failure, QueueAsk, Start
+from horsies.storage.tasks import Ask, Cap, Claimed, Completed, Failure, Line, Room, Start
 from horsies.storage.workers import Definition, Registration
+from horsies.worker.claim import NO_LIMIT
 
 T = TypeVar("T")
 Key = tuple[int, str, str]
@@ -49,14 +50,17 @@ class Hands:
         after: Key = START,
         pids: Sequence[int] = (),
         is_async: bool = False,
+        rates: Sequence[str] = (),
+        caps: Sequence[Cap] = (),
     ) -> list[Claimed]:
         """Take what is due, most urgent first; a row goes straight to a child while there are pids."""
         names = queues or ("default",)
-        asked = [
-            QueueAsk(name, is_async, quota, *after)
+        lines = [
+            Line(0, name, is_async, rate_key, quota, *after)
             for name, quota in zip(names, quotas or [limit] * len(names), strict=True)
+            for rate_key in ("", *rates)
         ]
-        return self._exchange([], asked, limit, pids)[1]
+        return self.exchange([], lines, [Room(0, limit, len(pids), list(pids))], rates=rates, caps=caps)[1]
 
     def run_next(self, *queues: str, limit: int = 100, pid: int = 4242) -> list[Claimed]:
         """Claim and start, all at once."""
@@ -64,20 +68,27 @@ class Hands:
 
     def complete(self, claimed: Iterable[Claimed], result: str = OK) -> int:
         """End tasks that returned; how many were still ours."""
-        return self._exchange([Completed(task.id, task.claim_seq, result) for task in claimed], [], 0)[0]
+        return self.exchange([Completed(task.id, task.claim_seq, result) for task in claimed])[0]
 
-    def _exchange(
+    def exchange(
         self,
-        completed: Sequence[Completed],
-        queues: list[QueueAsk],
-        limit: int,
-        pids: Sequence[int] = (),
+        completed: Sequence[Completed] = (),
+        lines: Sequence[Line] = (),
+        pools: Sequence[Room] = (),
+        *,
+        rates: Sequence[str] = (),
+        caps: Sequence[Cap] = (),
+        limit: int = NO_LIMIT,
+        batch: int = NO_LIMIT,
     ) -> tuple[int, list[Claimed]]:
+        """End and claim, with everything that can be said about it."""
         ask = Ask(
-            queues=queues,
+            lines=list(lines),
+            pools=list(pools),
+            caps=list(caps),
+            rates=list(rates),
             limit=limit,
-            pids=list(pids),
-            idle=len(list(pids)),
+            batch=batch,
             lease_seconds=LEASE_SECONDS,
             worker_id=self.worker_id,
             hostname="host",
@@ -122,8 +133,8 @@ class Hands:
     def expire(self, result: str = ERR) -> int:
         return self._run(tasks.expire(self._connection, self.worker_id, result))
 
-    def next_due(self, *queues: str) -> float | None:
-        return self._run(tasks.next_due(self._connection, queues or ("default",)))
+    def next_due(self, *queues: str, rates: Sequence[str] = ()) -> float | None:
+        return self._run(tasks.next_due(self._connection, queues or ("default",), rates))
 
     def register(self, *queues: str, waiting: bool, definitions: Sequence[Definition] = ()) -> None:
         """Say who we are, and whether we sleep until we are notified."""
@@ -136,4 +147,4 @@ class Hands:
             lease_seconds=LEASE_SECONDS,
         )
         self._run(workers.register(self._connection, registration, definitions))
-        self._run(workers.wait(self._connection, self.worker_id, waiting))
+        self._run(workers.wait(self._connection, self.worker_id, waiting, waiting))

@@ -2,14 +2,14 @@
 -- Store new tasks. One text parameter holds all rows, so that every driver, ours or the caller's, can run it.
 -- A row whose id or unique key is taken is left out of the answer: see `taken`.
 INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until,
-                                timeout_ms, max_retries, task_options, unique_key, tags)
+                                timeout_ms, max_retries, task_options, unique_key, tags, rate_key)
 SELECT id, task_name, queue_name, is_async, priority, kwargs,
        coalesce(eta, now() + make_interval(secs => coalesce(delay_seconds, 0))), good_until,
-       timeout_ms, max_retries, task_options, unique_key, tags
+       timeout_ms, max_retries, task_options, unique_key, tags, coalesce(rate_key, '')
   FROM json_to_recordset(CAST(%(rows)s AS json)) AS asked (
        id uuid, task_name text, queue_name text, is_async boolean, priority smallint, kwargs text,
        eta timestamptz, delay_seconds double precision, good_until timestamptz, timeout_ms integer,
-       max_retries smallint, task_options text, unique_key text, tags text[])
+       max_retries smallint, task_options text, unique_key text, tags text[], rate_key text)
 ON CONFLICT DO NOTHING
 RETURNING CAST(id AS text);
 
@@ -19,7 +19,7 @@ WITH asked AS (
     SELECT * FROM json_to_recordset(CAST(%(rows)s AS json)) AS asked (
         id uuid, task_name text, queue_name text, is_async boolean, priority smallint, kwargs text,
         eta timestamptz, delay_seconds double precision, good_until timestamptz, timeout_ms integer,
-        max_retries smallint, task_options text, unique_key text, tags text[],
+        max_retries smallint, task_options text, unique_key text, tags text[], rate_key text,
         idempotency_key text, enqueue_sha text)
 ), reserved AS (
     INSERT INTO horsies_idempotency_keys (idempotency_key, task_id, enqueue_sha)
@@ -28,10 +28,10 @@ WITH asked AS (
     RETURNING task_id
 )
 INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until,
-                                timeout_ms, max_retries, task_options, unique_key, tags)
+                                timeout_ms, max_retries, task_options, unique_key, tags, rate_key)
 SELECT id, task_name, queue_name, is_async, priority, kwargs,
        coalesce(eta, now() + make_interval(secs => coalesce(delay_seconds, 0))), good_until,
-       timeout_ms, max_retries, task_options, unique_key, tags
+       timeout_ms, max_retries, task_options, unique_key, tags, coalesce(rate_key, '')
   FROM asked
  WHERE idempotency_key IS NULL OR id IN (SELECT task_id FROM reserved)
 ON CONFLICT DO NOTHING
@@ -60,14 +60,27 @@ SELECT CAST(asked.id AS text), CAST(key.task_id AS text), key.enqueue_sha, CAST(
 -- Which of these ids have ended already: a send repeated after a lost reply must not start them again.
 SELECT id FROM horsies_tasks WHERE NOT live AND id = ANY (%(ids)s::uuid[]) AND terminal_at >= %(since)s;
 
+-- name: lock_all
+-- All claims of the cluster take turns from here to the end of the transaction. A statement of its own, so that the one
+-- after it sees what the claim before us has written.
+SELECT pg_advisory_xact_lock(7240118056);
+
+-- name: lock_queues
+-- The same for claims that share one of these queues; always in the same order, so that no two wait for each other.
+SELECT pg_advisory_xact_lock(key)
+  FROM (SELECT DISTINCT hashtextextended(queue_name, 7240118057) AS key
+          FROM unnest(%(queues)s::text[]) AS capped (queue_name)
+         ORDER BY key) AS sorted;
+
 -- name: exchange
 -- The hot path in one round trip: end tasks that returned, and take the most urgent due ones instead.
 --
--- A task that is no longer ours is not ended: its result is dropped. Queues are read in the order given, each up to its
--- quota, from the key where the last claim ended, so that dead rows before it are not walked again. The first rows go
--- straight to the children whose pids are given, the idle ones first, and are started here and now. The rest wait in
--- the worker as CLAIMED, and so do tasks with an expiry that would have to queue: it is looked at again when they start.
--- The first row of the answer has no id; its claim_seq says how many tasks were ended.
+-- A task that is no longer ours is not ended: its result is dropped. Lines of tasks (those of one queue and kind, and
+-- each rate limit's) are read in the order given, each up to its quota, from the key where the last claim ended, so that
+-- dead rows before it are not walked again. What is found is cut to what the limits of the cluster leave. The first
+-- rows of each pool go straight to the children whose pids are given, the idle ones first, and are started here and now.
+-- The rest wait in the worker as CLAIMED, and so do tasks with an expiry that would have to queue: it is looked at again
+-- when they start. The first row of the answer has no id; its claim_seq says how many tasks were ended.
 WITH ended AS (
     UPDATE horsies_tasks AS task
        SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
@@ -76,27 +89,65 @@ WITH ended AS (
     RETURNING task.id, task.awaited
 ), told AS (
     SELECT count(*) AS ended, count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) AS notified FROM ended
+), pool AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(CAST(%(pools)s AS json)) AS pool (pool integer, room integer, idle integer, pids integer[])
+), cap AS MATERIALIZED (
+    SELECT queue_name, mine, recorded,
+           greatest(0, most - mine - (SELECT coalesce(sum(tasks), 0) FROM horsies_in_flight AS other
+                                       WHERE other.queue_name = cap.queue_name
+                                         AND other.worker_id <> %(worker_id)s)) AS remaining
+      FROM json_to_recordset(CAST(%(caps)s AS json)) AS cap (queue_name text, most integer, mine integer, recorded integer)
+), rate AS MATERIALIZED (
+    SELECT rate_key, seconds, greatest(spent_until, now() - make_interval(secs => burst * seconds)) AS spent_until,
+           CASE WHEN seconds > 0 THEN
+               greatest(0, least(burst, floor(extract(epoch FROM now() - greatest(spent_until, now() - make_interval(secs => burst * seconds)))
+                                  / seconds + 1e-6)))::integer END AS allowed
+      FROM horsies_rates
+     WHERE rate_key = ANY (%(rates)s::text[])
+     ORDER BY rate_key
+       FOR UPDATE
 ), next AS MATERIALIZED (
-    SELECT task.id, task.good_until
-      FROM ROWS FROM (json_to_recordset(CAST(%(queues)s AS json))
-                      AS (queue_name text, is_async boolean, quota integer, priority smallint,
-                          enqueued_at timestamptz, id uuid))
-           WITH ORDINALITY AS queue (queue_name, is_async, quota, priority, enqueued_at, id, place)
+    SELECT found.*, row_number() OVER () AS number
+      FROM pool
      CROSS JOIN LATERAL (
-           SELECT id, good_until FROM horsies_tasks_live AS task
-            WHERE task.queue_name = queue.queue_name AND task.is_async = queue.is_async
-              AND (task.priority, task.enqueued_at, task.id) > (queue.priority, queue.enqueued_at, queue.id)
-              AND task.enqueued_at <= now() AND task.status = 'PENDING'
-              AND (task.good_until IS NULL OR task.good_until > now())
-            ORDER BY task.priority, task.enqueued_at, task.id
-            LIMIT queue.quota
-              FOR UPDATE SKIP LOCKED) AS task
-     ORDER BY queue.place
-     LIMIT %(limit)s
+           SELECT task.id, task.good_until, line.queue_name, line.rate_key, line.pool, line.place
+             FROM ROWS FROM (json_to_recordset(CAST(%(lines)s AS json))
+                             AS (pool integer, queue_name text, is_async boolean, rate_key text, quota integer,
+                                 priority smallint, enqueued_at timestamptz, id uuid))
+                  WITH ORDINALITY AS line (pool, queue_name, is_async, rate_key, quota, priority, enqueued_at, id, place)
+             LEFT JOIN cap ON cap.queue_name = line.queue_name
+             LEFT JOIN rate ON rate.rate_key = line.rate_key
+            CROSS JOIN LATERAL (
+                  SELECT id, good_until FROM horsies_tasks_live AS task
+                   WHERE task.queue_name = line.queue_name AND task.is_async = line.is_async
+                     AND task.rate_key = line.rate_key
+                     AND (task.priority, task.enqueued_at, task.id) > (line.priority, line.enqueued_at, line.id)
+                     AND task.enqueued_at <= now() AND task.status = 'PENDING'
+                     AND (task.good_until IS NULL OR task.good_until > now())
+                   ORDER BY task.priority, task.enqueued_at, task.id
+                   LIMIT least(line.quota, cap.remaining, rate.allowed)
+                     FOR UPDATE SKIP LOCKED) AS task
+            WHERE line.pool = pool.pool
+            ORDER BY line.place
+            LIMIT pool.room) AS found
+), within AS (
+    SELECT next.*, row_number() OVER (ORDER BY place, number) AS turn
+      FROM (SELECT next.*, row_number() OVER (PARTITION BY queue_name ORDER BY place, number) AS of_queue FROM next) AS next
+      LEFT JOIN cap USING (queue_name)
+     WHERE of_queue <= least(%(batch)s, cap.remaining)
 ), placed AS (
-    SELECT id, place,
-           CASE WHEN place <= %(idle)s OR good_until IS NULL THEN (CAST(%(pids)s AS integer[]))[place] END AS pid
-      FROM (SELECT id, good_until, row_number() OVER () AS place FROM next) AS next
+    SELECT id, rate_key, turn, pid
+      FROM (SELECT within.id, rate_key, turn,
+                   CASE WHEN seat <= pool.idle OR good_until IS NULL THEN pool.pids[seat] END AS pid
+              FROM (SELECT *, row_number() OVER (PARTITION BY pool ORDER BY turn) AS seat FROM within
+                     WHERE turn <= least(%(limit)s, (SELECT remaining FROM cap WHERE queue_name = ''))) AS within
+              JOIN pool USING (pool)) AS seated
+     WHERE pid IS NOT NULL OR rate_key = ''
+), spent AS (
+    UPDATE horsies_rates
+       SET spent_until = rate.spent_until + make_interval(secs => taken.starts * rate.seconds)
+      FROM rate JOIN (SELECT rate_key, count(*) AS starts FROM placed GROUP BY rate_key) AS taken USING (rate_key)
+     WHERE horsies_rates.rate_key = rate.rate_key
 ), claimed AS (
     UPDATE horsies_tasks_live AS task
        SET status = CASE WHEN placed.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
@@ -110,17 +161,33 @@ WITH ended AS (
            worker_process_name = %(process_name)s
       FROM placed
      WHERE task.id = placed.id
-    RETURNING placed.place, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
+    RETURNING placed.turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
               task.crash_count, task.good_until IS NOT NULL, task.task_options
+), counted AS MATERIALIZED (
+    SELECT cap.queue_name, recorded,
+           mine + (SELECT count(*) FROM claimed WHERE cap.queue_name IN ('', claimed.queue_name) AND worker_pid IS NOT NULL) AS tasks
+      FROM cap
+), noted AS (
+    INSERT INTO horsies_in_flight AS known (queue_name, worker_id, tasks)
+    SELECT queue_name, %(worker_id)s, tasks FROM counted WHERE tasks <> recorded
+    ON CONFLICT (queue_name, worker_id) DO UPDATE SET tasks = excluded.tasks
+), woken AS (
+    -- What we leave to others, those who sleep would not notice.
+    SELECT count(pg_notify(horsies_queue_channel(line.queue_name), '')) AS queues
+      FROM (SELECT DISTINCT line.queue_name
+              FROM counted CROSS JOIN horsies_workers AS worker CROSS JOIN unnest(worker.queues) AS line (queue_name)
+             WHERE counted.tasks < counted.recorded AND counted.queue_name IN ('', line.queue_name)
+               AND (worker.waiting OR worker.waiting_async) AND worker.lease_expires_at > now()
+               AND worker.worker_id <> %(worker_id)s) AS line
 )
-SELECT 0 AS place, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
+SELECT 0 AS turn, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
        NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
        NULL::smallint, NULL::smallint, NULL::boolean, NULL
-  FROM told
+  FROM told CROSS JOIN woken
 UNION ALL
 SELECT * FROM claimed
- ORDER BY place;
+ ORDER BY turn;
 
 -- name: start
 -- Prefetched tasks leave for a child: only those that are still ours and still in time.
@@ -178,7 +245,7 @@ WITH outcome AS (
     SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))
       FROM (SELECT DISTINCT queue_name FROM ended WHERE again) AS touched
      WHERE EXISTS (SELECT FROM horsies_workers AS worker
-                    WHERE worker.waiting AND worker.lease_expires_at > now()
+                    WHERE (worker.waiting OR worker.waiting_async) AND worker.lease_expires_at > now()
                       AND touched.queue_name = ANY (worker.queues))
 )
 SELECT id, again, CASE WHEN awaited AND NOT again THEN pg_notify('task_done', id::text) END
@@ -217,28 +284,40 @@ WITH late AS (
 SELECT id, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ended;
 
 -- name: next_due
--- Seconds until the next delayed task of these queues is due, or the next one expires. Every priority that a queue
--- holds is one descent of the claim index, however many tasks there are.
-WITH RECURSIVE level (queue_name, is_async, priority) AS (
-    SELECT asked.queue_name, kind.is_async,
+-- Seconds until the next delayed task of these queues is due, or the next one expires, or one that a rate limit holds
+-- back may start. Every priority that a line holds is one descent of the claim index, however many tasks there are.
+WITH RECURSIVE line AS MATERIALIZED (
+    SELECT queue_name, is_async, rate_key
+      FROM unnest(%(queues)s::text[]) AS asked (queue_name), (VALUES (false), (true)) AS kind (is_async),
+           unnest(%(rates)s::text[] || ''::text) AS rate (rate_key)
+), level (queue_name, is_async, rate_key, priority) AS (
+    SELECT line.queue_name, line.is_async, line.rate_key,
            (SELECT min(task.priority) FROM horsies_tasks_live AS task
-             WHERE task.queue_name = asked.queue_name AND task.is_async = kind.is_async)
-      FROM unnest(%(queues)s::text[]) AS asked (queue_name), (VALUES (false), (true)) AS kind (is_async)
+             WHERE task.queue_name = line.queue_name AND task.is_async = line.is_async
+               AND task.rate_key = line.rate_key)
+      FROM line
     UNION ALL
-    SELECT level.queue_name, level.is_async,
+    SELECT level.queue_name, level.is_async, level.rate_key,
            (SELECT min(task.priority) FROM horsies_tasks_live AS task
              WHERE task.queue_name = level.queue_name AND task.is_async = level.is_async
-               AND task.priority > level.priority)
+               AND task.rate_key = level.rate_key AND task.priority > level.priority)
       FROM level WHERE level.priority IS NOT NULL
 ), due (at) AS (
     SELECT (SELECT min(task.enqueued_at) FROM horsies_tasks_live AS task
              WHERE task.queue_name = level.queue_name AND task.is_async = level.is_async
-               AND task.priority = level.priority AND task.enqueued_at > now())
+               AND task.rate_key = level.rate_key AND task.priority = level.priority AND task.enqueued_at > now())
       FROM level WHERE level.priority IS NOT NULL
     UNION ALL
     (SELECT good_until FROM horsies_tasks_live
       WHERE good_until IS NOT NULL AND status <> 'RUNNING'
       ORDER BY good_until LIMIT 1)
+    UNION ALL
+    SELECT rate.at
+      FROM (SELECT rate_key, spent_until + make_interval(secs => seconds) AS at
+              FROM horsies_rates WHERE rate_key = ANY (%(rates)s::text[])) AS rate
+     WHERE rate.at > now()
+       AND EXISTS (SELECT FROM line JOIN horsies_tasks_live AS task USING (queue_name, is_async, rate_key)
+                    WHERE line.rate_key = rate.rate_key AND task.enqueued_at <= now() AND task.status = 'PENDING')
 )
 SELECT extract(epoch FROM min(at) - now())::double precision FROM due;
 

@@ -6,19 +6,38 @@ VALUES (%(worker_id)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s,
 -- name: define
 -- Say what the tasks are like that this worker knows; an unchanged definition is not written again.
 INSERT INTO horsies_task_definitions AS known
-       (task_name, queue_name, priority, is_async, max_retries, timeout_ms, task_options)
-SELECT task_name, queue_name, priority, is_async, max_retries, timeout_ms, task_options
+       (task_name, queue_name, priority, is_async, max_retries, timeout_ms, task_options, rate_key)
+SELECT task_name, queue_name, priority, is_async, max_retries, timeout_ms, task_options, rate_key
   FROM json_to_recordset(%(rows)s::json) AS said (
        task_name text, queue_name text, priority smallint, is_async boolean, max_retries smallint,
-       timeout_ms integer, task_options text)
+       timeout_ms integer, task_options text, rate_key text)
  ORDER BY task_name
 ON CONFLICT (task_name) DO UPDATE
    SET queue_name = excluded.queue_name, priority = excluded.priority, is_async = excluded.is_async,
        max_retries = excluded.max_retries, timeout_ms = excluded.timeout_ms, task_options = excluded.task_options,
-       updated_at = now()
- WHERE (known.queue_name, known.priority, known.is_async, known.max_retries, known.timeout_ms, known.task_options)
+       rate_key = excluded.rate_key, updated_at = now()
+ WHERE (known.queue_name, known.priority, known.is_async, known.max_retries, known.timeout_ms, known.task_options,
+        known.rate_key)
        IS DISTINCT FROM (excluded.queue_name, excluded.priority, excluded.is_async, excluded.max_retries,
-                         excluded.timeout_ms, excluded.task_options);
+                         excluded.timeout_ms, excluded.task_options, excluded.rate_key);
+
+-- name: limit_rates
+-- Say how often these tasks may start. A limit that a task has no more is lifted, not removed: tasks that were sent
+-- under it still stand in its line.
+WITH said AS (
+    SELECT * FROM json_to_recordset(%(rows)s::json)
+        AS said (task_name text, rate_seconds double precision, rate_burst integer)
+), lifted AS (
+    UPDATE horsies_rates SET seconds = 0 FROM said
+     WHERE rate_key = said.task_name AND said.rate_seconds IS NULL AND seconds > 0
+)
+INSERT INTO horsies_rates AS known (rate_key, seconds, burst)
+SELECT task_name, rate_seconds, rate_burst FROM said WHERE rate_seconds IS NOT NULL ORDER BY task_name
+ON CONFLICT (rate_key) DO UPDATE SET seconds = excluded.seconds, burst = excluded.burst
+ WHERE (known.seconds, known.burst) <> (excluded.seconds, excluded.burst);
+
+-- name: rates
+SELECT rate_key FROM horsies_rates ORDER BY rate_key;
 
 -- name: prepare_history
 SELECT horsies_prepare_history(7);
@@ -33,10 +52,10 @@ UPDATE horsies_workers
 RETURNING EXISTS (SELECT FROM horsies_workers AS other WHERE other.dead_at IS NULL AND other.lease_expires_at < now());
 
 -- name: wait
--- Say whether this worker sleeps until it is notified. Losing this in a crash costs one poll, so nobody waits for
--- the disk.
-UPDATE horsies_workers SET waiting = %(waiting)s
- WHERE worker_id = %(worker_id)s AND waiting <> %(waiting)s
+-- Say whether this worker sleeps until it is notified of a plain or an async task. Losing this in a crash costs one
+-- poll, so nobody waits for the disk.
+UPDATE horsies_workers SET waiting = %(waiting)s, waiting_async = %(waiting_async)s
+ WHERE worker_id = %(worker_id)s AND (waiting, waiting_async) <> (%(waiting)s, %(waiting_async)s)
    AND set_config('synchronous_commit', 'off', true) IS NOT NULL;
 
 -- name: resign
@@ -51,14 +70,14 @@ SELECT pg_try_advisory_xact_lock(7240118054);
 WITH forgotten AS (
     DELETE FROM horsies_workers WHERE dead_at < now() - interval '1 day'
 )
-UPDATE horsies_workers SET dead_at = now(), state = 'dead', waiting = false
+UPDATE horsies_workers SET dead_at = now(), state = 'dead', waiting = false, waiting_async = false
  WHERE dead_at IS NULL AND lease_expires_at < now()
    AND pg_postmaster_start_time() < now() - make_interval(secs => %(lease_seconds)s)
 RETURNING worker_id, hostname, pid;
 
 -- name: orphans
 -- Tasks held by a worker that is dead or unknown.
-SELECT task.status, 0 AS place, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
+SELECT task.status, 0 AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
        task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
        task.crash_count, task.good_until IS NOT NULL, task.task_options
   FROM horsies_tasks_live AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
@@ -79,3 +98,14 @@ WITH freed AS (
 )
 SELECT pg_notify(horsies_queue_channel(queue_name), '')
   FROM (SELECT DISTINCT queue_name FROM freed) AS touched;
+
+-- name: forget
+-- What dead workers held has been rescued and counts against no limit any more. Those who wait for it are woken.
+WITH gone AS (
+    DELETE FROM horsies_in_flight AS held USING horsies_workers AS worker
+     WHERE worker.worker_id = held.worker_id AND worker.dead_at IS NOT NULL
+    RETURNING held.queue_name
+)
+SELECT pg_notify(horsies_queue_channel(queue_name), '')
+  FROM (SELECT DISTINCT unnest(queues) AS queue_name FROM horsies_workers
+         WHERE (waiting OR waiting_async) AND lease_expires_at > now() AND EXISTS (SELECT FROM gone)) AS waited_for;

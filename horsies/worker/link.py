@@ -1,0 +1,90 @@
+"""The parent's side of one child process: its pipe, and the calls that it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from horsies.storage.tasks import Claimed
+from horsies.worker import wire
+
+# A child that runs one call for so long is asked for those queued behind it.
+HELD_UP_SECONDS = 0.05
+READ_BYTES = 262_144
+
+
+@dataclass(eq=False, slots=True)
+class Child:
+    """A child process as its worker sees it. Of the calls of a serial child, only the first one runs."""
+
+    transport: asyncio.Transport
+    is_serial: bool
+    pid: int = 0
+    memory_mb: float = 0.0
+    calls: dict[int, Claimed] = field(default_factory=dict[int, Claimed])
+    alarms: dict[int, asyncio.TimerHandle] = field(default_factory=dict[int, asyncio.TimerHandle])
+    head_since: float = 0.0
+    is_leaving: bool = False
+    overdue: set[int] = field(default_factory=set[int])
+    blocked_by: int | None = None
+    recall_alarm: asyncio.TimerHandle | None = None
+
+    def is_held_up(self, now: float) -> bool:
+        """Whether what it runs has proved to be no short task, so that others had better not wait behind it."""
+        return self.is_serial and bool(self.calls) and now - self.head_since > HELD_UP_SECONDS
+
+    def pop(self, ticket: int) -> Claimed | None:
+        """Let go of a call."""
+        if (alarm := self.alarms.pop(ticket, None)) is not None:
+            alarm.cancel()
+        return self.calls.pop(ticket, None)
+
+    def empty(self) -> dict[int, Claimed]:
+        """Let go of all calls."""
+        for alarm in (*self.alarms.values(), self.recall_alarm):
+            if alarm is not None:
+                alarm.cancel()
+        calls, self.calls, self.alarms = self.calls, {}, {}
+        return calls
+
+
+class Pipe(asyncio.Protocol):
+    """Turns what a child writes into messages."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        is_serial: bool,
+        received: Callable[[Child, wire.Message], None],
+        closed: Callable[[Child], None],
+    ) -> None:
+        self._sock = sock
+        self._is_serial = is_serial
+        self._received = received
+        self._closed = closed
+        self._frames = wire.Frames()
+        self.child: Child | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.child = Child(transport, self._is_serial)
+
+    def data_received(self, data: bytes) -> None:
+        assert self.child is not None
+        for body in self._frames.feed(data):
+            for message in wire.messages(body):
+                self._received(self.child, message)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        assert self.child is not None
+        self._read_the_rest()
+        self._closed(self.child)
+
+    def _read_the_rest(self) -> None:
+        """A failed write closes the pipe before everything that the child has said is read."""
+        with suppress(OSError):
+            while data := self._sock.recv(READ_BYTES):
+                self.data_received(data)
