@@ -41,7 +41,7 @@ class Bench:
 
     def empty(self) -> None:
         """Start the next measurement from empty tables."""
-        self.session.execute("TRUNCATE horsies_tasks, horsies_attempts, horsies_workers")
+        self.session.execute("TRUNCATE horsies_tasks, horsies_attempts, horsies_workers CASCADE")
         self.session.execute("VACUUM ANALYZE horsies_tasks_live")
         self.session.execute("CHECKPOINT")
 

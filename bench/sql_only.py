@@ -10,7 +10,7 @@ from bench.harness import Bench
 from horsies.config import AppConfig, PostgresConfig
 from horsies.storage import tasks
 from horsies.storage.database import connect_worker
-from horsies.storage.tasks import Completed
+from horsies.storage.tasks import Completed, Room
 from horsies.worker.claim import Claimer, Owner
 
 BATCH = 200
@@ -22,14 +22,15 @@ def drain(bench: Bench) -> float:
 
 
 async def _drain(config: PostgresConfig) -> float:
-    claimer = Claimer(AppConfig().queues, 0)
+    claimer = Claimer(AppConfig().queues, {False: 0, True: 0}, 0)
+    room = Room(0, BATCH, BATCH, [1] * BATCH)
     owner = Owner(uuid4(), "bench", "bench", 60.0)
     async with await connect_worker(config, "bench") as connection:
         done, completed, began = 0, list[Completed](), time.perf_counter()
         while True:
             now = time.monotonic()
             ended, claimed = await tasks.exchange(
-                connection, completed, claimer.ask(owner, BATCH, [1] * BATCH, BATCH, now)
+                connection, completed, claimer.ask(owner, [room], BATCH, [], now)
             )
             claimer.claimed(claimed, time.monotonic() - now, time.monotonic())
             done += ended
