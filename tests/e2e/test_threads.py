@@ -69,7 +69,9 @@ def test_a_child_runs_as_many_tasks_at_once_as_it_has_threads(office: Office, sh
 def test_no_more_run_at_once_than_there_are_threads(office: Office, shared_db: Db) -> None:
     gate = office.gate("full")
     handles = office.tasks.wait_for.send_many([(str(gate),) for _ in range(6)]).unwrap()
-    states = "SELECT status, count(*) AS n FROM horsies_tasks WHERE task_name = 'wait_for' GROUP BY 1 ORDER BY 1"
+    states = (
+        "SELECT status, count(*) AS n FROM horsies_tasks WHERE task_name = 'wait_for' GROUP BY 1 ORDER BY 1"
+    )
     full = [{"status": "PENDING", "n": 2}, {"status": "RUNNING", "n": 4}]
 
     eventually(lambda: shared_db.execute(states).fetchall() == full, what="four running and two waiting")
