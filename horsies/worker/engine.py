@@ -67,6 +67,7 @@ class Limits:
     max_claim_batch: int
     cluster_wide_cap: int | None
     poll_seconds: float
+    hold_seconds: float
 
 
 class Engine:
@@ -95,6 +96,7 @@ class Engine:
         self._caps = Caps(limits.cluster_wide_cap, queues)
         self._attention = Attention()
         self._prefetched: deque[Claimed] = deque()
+        self._started_at = 0.0  # when a prefetched task was last started, or the first of them claimed
         self._news = asyncio.Event()
         self._look = True
         self._more = [True for _ in pools]  # whether there was more to take than room for it
@@ -193,6 +195,10 @@ class Engine:
             if self._unsure:
                 await self._helper_idle.wait()
                 await self._give_back(connection)
+            elif self._holds_too_long():
+                self._prefetched.clear()
+                await self._give_back(connection)
+                self._look = False  # it is for others to take
             if self._gathers():
                 await self._news_within(self._gather_until - time.monotonic())
             elif self.settler or self._may_look() or self._caps_are_off():
@@ -206,6 +212,10 @@ class Engine:
                     self._gather_until = time.monotonic() + GATHER_SECONDS
             else:
                 await self._rest(connection)
+
+    def _holds_too_long(self) -> bool:
+        """Whether none of the prefetched tasks could be started for so long that others should have them."""
+        return bool(self._prefetched) and time.monotonic() - self._started_at > self._limits.hold_seconds
 
     async def assist(self, connection: Connection) -> None:
         """Over a second connection, end and claim while a round trip of `run` is under way."""
@@ -372,6 +382,8 @@ class Engine:
         if self._stopping:
             self._unsure = True  # they came too late, and go back untouched
             return
+        if not self._prefetched:
+            self._started_at = now
         found = [0 for _ in self._pools]
         started: list[list[Claimed]] = [[] for _ in self._pools]
         for task in claimed:
@@ -416,6 +428,7 @@ class Engine:
             return  # all that is prefetched goes back
         for _ in chosen:
             self._prefetched.popleft()
+        self._started_at = time.monotonic()
         self._plain.submit([task for task in chosen if task.id in ours])
         if len(ours) < len(chosen):
             await tasks.expire(connection, self.owner.worker_id, EXPIRED)

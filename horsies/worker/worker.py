@@ -289,6 +289,7 @@ class Worker:
             max_claim_batch=config.max_claim_batch,
             cluster_wide_cap=self._app.config.cluster_wide_cap,
             poll_seconds=self._app.config.resilience.notify_poll_interval_ms / 1000,
+            hold_seconds=self._app.config.max_claim_renew_age_ms / 1000,
         )
 
     def _new_owner(self) -> Owner:

@@ -177,3 +177,38 @@ def test_a_worker_serves_only_the_queues_it_is_given(workplace: Workplace, db: D
 
     assert all(handle.get(20_000).is_ok() for handle in others)
     assert row(db, bulk)["status"] == "PENDING"
+
+
+def test_prefetched_tasks_that_cannot_be_started_go_to_others_in_the_end(
+    workplace: Workplace, db: Db
+) -> None:
+    source = """
+app = Horsies(AppConfig.for_database_url(
+    URL, prefetch_buffer=4, claim_lease_ms=1_000, max_claim_renew_age_ms=1_000,
+    resilience=WorkerResilienceConfig(notify_poll_interval_ms=1_000),
+))
+
+@app.task("hold")
+def hold(path: str) -> TaskResult[int, TaskError]:
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return TaskResult(ok=os.getppid())
+
+@app.task("quick")
+def quick() -> TaskResult[int, TaskError]:
+    return TaskResult(ok=os.getppid())
+"""
+    office = staffed(workplace, source, "--processes=1")
+    gate = office.gate("hold")
+    long = office.tasks.hold.send(str(gate)).unwrap()
+    until_status(db, long, "RUNNING")
+    behind = [office.tasks.quick.send().unwrap() for _ in range(3)]
+    for handle in behind:
+        until_status(db, handle, "CLAIMED")
+
+    workplace.start("--processes=1")
+
+    templates = {handle.get(20_000).unwrap() for handle in behind}
+    gate.touch()
+    assert len(templates) == 1
+    assert long.get(20_000).unwrap() not in templates
