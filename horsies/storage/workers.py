@@ -80,8 +80,10 @@ async def beat(connection: Connection, worker_id: UUID, state: str, lease_second
     return Beat(is_alive=row is not None, others_are_late=row is not None and row[0])
 
 
-async def wait(connection: Connection, worker_id: UUID, waiting: bool, waiting_async: bool) -> None:
-    values = {"worker_id": worker_id, "waiting": waiting, "waiting_async": waiting_async}
+async def wait(
+    connection: Connection, worker_id: UUID, waiting: bool, waiting_async: bool, state: str
+) -> None:
+    values = {"worker_id": worker_id, "waiting": waiting, "waiting_async": waiting_async, "state": state}
     await connection.execute(SQL["wait"], values)
 
 

@@ -21,7 +21,7 @@ from horsies.codec import encode_result
 from horsies.config import CustomQueueConfig
 from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
-from horsies.status import OutcomeCode
+from horsies.status import OutcomeCode, WorkerState
 from horsies.storage import tasks, workers
 from horsies.storage.database import TRANSIENT, Connection
 from horsies.storage.tasks import Claimed, Failure, Room, Start
@@ -180,6 +180,18 @@ class Engine:
     def load(self) -> int:
         """How many tasks the children have and have not ended."""
         return sum(pool.load for pool in self._pools)
+
+    @property
+    def state(self) -> WorkerState:
+        """What others see of it."""
+        if self._stopping:
+            return WorkerState.DRAINING
+        return WorkerState.BUSY if self.load else WorkerState.IDLE
+
+    @property
+    def claimed(self) -> int:
+        """How many tasks are held here that were not started."""
+        return len(self._prefetched)
 
     def _is_done(self) -> bool:
         busy = self.settler or self.load or self._unsure or not self._helper_idle.is_set()
@@ -465,7 +477,7 @@ class Engine:
         if waiting != self._said_waiting:
             self._due_unknown |= any(waiting)  # of what was sent while we did not wait, nobody has told us
             self._said_waiting = waiting  # what is said now; our mind may change while it is on its way
-            await workers.wait(connection, self.owner.worker_id, *waiting)
+            await workers.wait(connection, self.owner.worker_id, *waiting, self.state)
         if self._due_unknown and has_room and pause is None:
             if self.load and await self._news_within(CALM_SECONDS):
                 return  # a result has come: it is more urgent

@@ -14,6 +14,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from horsies.errors import ErrorCode, HorsiesError
@@ -108,6 +109,15 @@ class ChildPool:
         """Every call that was handed in and has not ended."""
         held = [*self._children.values(), *self._leaving, *self._dying]
         return [*self._homeless, *(call for child in held for call in child.calls.values())]
+
+    @property
+    def at_work(self) -> list[Claimed]:
+        """The calls that run now, each with its child's pid; those queued behind them in a serial child have not begun."""
+        return [
+            call._replace(pid=child.pid)
+            for child in (*self._children.values(), *self._leaving)
+            for call in islice(child.calls.values(), 1 if child.is_serial else None)
+        ]
 
     # Room
 

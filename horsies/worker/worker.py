@@ -24,7 +24,6 @@ from horsies.discovery import import_modules, locate, refuse_while_loading
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.registry import TaskRegistry
 from horsies.retry import backoff
-from horsies.status import WorkerState
 from horsies.storage import workers
 from horsies.storage.database import TRANSIENT, Connection, connect_worker, explain, is_refused
 from horsies.storage.listener import Listener
@@ -37,6 +36,7 @@ from horsies.worker.heartbeat import Heartbeat
 from horsies.worker.launch import Launcher, SpawnLauncher, TemplateLauncher
 from horsies.worker.pool import ChildPool, Hooks, Shape
 from horsies.worker.settings import ChildKind, ChildSettings
+from horsies.worker.snapshot import Activity, Meter, Snapshots, setup_of
 
 logger = logging.getLogger("horsies.worker")
 
@@ -60,6 +60,8 @@ class Worker:
         self._lease_seconds = app.config.effective_claim_lease_ms / 1000
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._meter = Meter()
         hooks = Hooks(
             ended=lambda task, outcome: self._engine.ended(task, outcome),
             crashed=lambda task, how: self._engine.crashed(task, how),
@@ -154,7 +156,7 @@ class Worker:
             self._app.config,
             self._engine.settler,
             lambda: self._engine.owner,
-            lambda: self._state,
+            lambda: self._engine.state,
             self._renewed,
             self._disowned,
         )
@@ -170,24 +172,24 @@ class Worker:
             self._over_connection(postgres, self._engine.assist), name="horsies-helper"
         )
         beating = asyncio.create_task(heartbeat.run(), name="horsies-heartbeat")
+        noting = asyncio.create_task(self._snapshots(postgres).run(), name="horsies-snapshots")
+        services = (helper, beating, noting)
         self._log_start()
         try:
             stopped = asyncio.create_task(self._stop.wait())
             failed = [pool.failed for pool in self._pools]
-            await asyncio.wait(
-                [engine, helper, beating, stopped, *failed], return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait([engine, *services, stopped, *failed], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             await self._wind_up(engine)
         finally:
-            for task in (helper, beating):
+            for task in services:
                 task.cancel()
-            await asyncio.gather(helper, beating, listener.close(), return_exceptions=True)
+            await asyncio.gather(*services, listener.close(), return_exceptions=True)
             await self._resign(postgres)
         for pool in self._pools:
             if pool.failed.done():
                 raise pool.failed.result()
-        for task in (helper, beating):
+        for task in services:
             if not task.cancelled():
                 task.result()
 
@@ -211,6 +213,7 @@ class Worker:
         if not engine.done():
             logger.info("Stopping: %d tasks are running", self._engine.load)
             self._engine.stop()
+            self._draining.set()
             forced = asyncio.create_task(self._force.wait())
             await asyncio.wait(
                 [engine, forced], timeout=self._config.drain_seconds, return_when=asyncio.FIRST_COMPLETED
@@ -246,11 +249,18 @@ class Worker:
         except TRANSIENT as error:
             logger.warning("could not sign off (%s); the lease will run out by itself", type(error).__name__)
 
-    @property
-    def _state(self) -> WorkerState:
-        if self._stop.is_set():
-            return WorkerState.DRAINING
-        return WorkerState.BUSY if self._engine.load else WorkerState.IDLE
+    def _snapshots(self, postgres: PostgresConfig) -> Snapshots:
+        setup = setup_of(self._app.config, self._limits(), self._queues, self._pools[0].shape.slots)
+        return Snapshots(postgres, self._app.config, setup, self._meter, self._activity, self._draining)
+
+    def _activity(self) -> Activity:
+        return Activity(
+            worker_id=self._engine.owner.worker_id,
+            state=self._engine.state,
+            running=self._engine.load,
+            claimed=self._engine.claimed,
+            at_work=[task for pool in self._pools for task in pool.at_work],
+        )
 
     def _new_launcher(self) -> Launcher:
         config = self._config

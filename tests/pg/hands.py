@@ -7,9 +7,10 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
-from horsies import PostgresConfig
-from horsies.storage import tasks, workers
+from horsies import PostgresConfig, RetentionConfig
+from horsies.storage import states, tasks, workers
 from horsies.storage.database import connect_worker
+from horsies.storage.states import Pulse, Snapshot
 from horsies.storage.tasks import Ask, Cap, Claimed, Completed, Failure, Line, Room, Start
 from horsies.storage.workers import Definition, Registration
 from horsies.worker.claim import NO_LIMIT
@@ -147,4 +148,17 @@ class Hands:
             lease_seconds=LEASE_SECONDS,
         )
         self._run(workers.register(self._connection, registration, definitions))
-        self._run(workers.wait(self._connection, self.worker_id, waiting, waiting))
+        self.wait(waiting)
+
+    def wait(self, waiting: bool, state: str = "idle") -> None:
+        self._run(workers.wait(self._connection, self.worker_id, waiting, waiting, state))
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self._run(states.snapshot(self._connection, snapshot))
+
+    def pulse(self, *pulses: Pulse) -> None:
+        self._run(states.pulse(self._connection, self.worker_id, pulses))
+
+    def prune(self, **retention: int | None) -> bool:
+        """Forget one batch of what is old; whether there may be more."""
+        return self._run(states.prune(self._connection, RetentionConfig(**retention)))

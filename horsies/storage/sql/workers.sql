@@ -52,10 +52,11 @@ UPDATE horsies_workers
 RETURNING EXISTS (SELECT FROM horsies_workers AS other WHERE other.dead_at IS NULL AND other.lease_expires_at < now());
 
 -- name: wait
--- Say whether this worker sleeps until it is notified of a plain or an async task. Losing this in a crash costs one
--- poll, so nobody waits for the disk.
-UPDATE horsies_workers SET waiting = %(waiting)s, waiting_async = %(waiting_async)s
- WHERE worker_id = %(worker_id)s AND (waiting, waiting_async) <> (%(waiting)s, %(waiting_async)s)
+-- Say whether this worker sleeps until it is notified of a plain or an async task, and how it is. Losing this in a crash
+-- costs one poll, so nobody waits for the disk.
+UPDATE horsies_workers SET waiting = %(waiting)s, waiting_async = %(waiting_async)s, state = %(state)s
+ WHERE worker_id = %(worker_id)s AND dead_at IS NULL
+   AND (waiting, waiting_async, state) <> (%(waiting)s, %(waiting_async)s, %(state)s)
    AND set_config('synchronous_commit', 'off', true) IS NOT NULL;
 
 -- name: resign

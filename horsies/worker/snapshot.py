@@ -1,0 +1,252 @@
+"""Write down what a worker does, for people who watch it: how it is, what it uses, which tasks have run for long.
+
+What is old is deleted. It uses a connection of its own, opened when there is something to say, so that neither the lease
+nor a task ever waits for it; what cannot be written is not written, and the next row tells the news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from uuid import UUID
+
+from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, RecoveryConfig
+from horsies.status import WorkerState
+from horsies.storage import states
+from horsies.storage.database import TRANSIENT, Connection, connect_worker
+from horsies.storage.states import Pulse, Snapshot
+from horsies.storage.tasks import Claimed, as_json
+from horsies.worker.engine import Limits
+
+logger = logging.getLogger("horsies.worker")
+
+MAX_TASK_IDS = 100
+MAX_PRUNES = 10  # batches at a time; the rest of a backlog waits for the next time
+WRITE_SECONDS = 10
+_MB = 1_048_576
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a worker was started with; rows repeat it, for it may differ at the next start."""
+
+    max_claim_batch: int
+    max_claim_per_worker: int
+    cluster_wide_cap: int | None
+    queue_priorities: str
+    queue_max_concurrency: str
+    recovery_config: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What a worker does at one moment."""
+
+    worker_id: UUID
+    state: WorkerState
+    running: int
+    claimed: int
+    at_work: Sequence[Claimed]  # those whose code runs, each with the pid of its child
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a worker's processes use; of the children, by pid, only the memory."""
+
+    memory_mb: float
+    memory_percent: float
+    cpu_percent: float
+    children_mb: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done now."""
+
+    snapshot: bool
+    lasting: Sequence[Claimed]  # the tasks that have been running since the last beat
+    prune: bool
+
+    def __bool__(self) -> bool:
+        return self.snapshot or bool(self.lasting) or self.prune
+
+
+def setup_of(config: AppConfig, limits: Limits, queues: Sequence[CustomQueueConfig], slots: int) -> Setup:
+    return Setup(
+        max_claim_batch=limits.max_claim_batch,
+        max_claim_per_worker=limits.max_claim_per_worker or slots + limits.prefetch,
+        cluster_wide_cap=config.cluster_wide_cap,
+        queue_priorities=as_json({queue.name: queue.priority for queue in queues}),
+        queue_max_concurrency=as_json({queue.name: queue.max_concurrency for queue in queues}),
+        recovery_config=as_json(config.recovery),
+    )
+
+
+def snapshot_of(setup: Setup, activity: Activity, usage: Usage) -> Snapshot:
+    return Snapshot(
+        worker_id=activity.worker_id,
+        state=activity.state,
+        max_claim_batch=setup.max_claim_batch,
+        max_claim_per_worker=setup.max_claim_per_worker,
+        cluster_wide_cap=setup.cluster_wide_cap,
+        queue_priorities=setup.queue_priorities,
+        queue_max_concurrency=setup.queue_max_concurrency,
+        recovery_config=setup.recovery_config,
+        tasks_running=activity.running,
+        tasks_claimed=activity.claimed,
+        memory_usage_mb=usage.memory_mb,
+        memory_percent=usage.memory_percent,
+        cpu_percent=usage.cpu_percent,
+        children_memory_mb=sum(usage.children_mb.values()),
+        current_task_ids=[task.id for task in activity.at_work[:MAX_TASK_IDS]],
+    )
+
+
+def pulses_of(lasting: Sequence[Claimed], usage: Usage) -> list[Pulse]:
+    """A sign of life for each task whose process was still there when it was looked for."""
+    return [
+        Pulse(task.id, task.claim_seq, task.pid, usage.children_mb[task.pid])
+        for task in lasting
+        if task.pid is not None and task.pid in usage.children_mb
+    ]
+
+
+class Agenda:
+    """Decides only; the caller measures and writes. A snapshot is due at once, all else after its interval."""
+
+    def __init__(self, recovery: RecoveryConfig, now: float) -> None:
+        self._snapshot_seconds = recovery.worker_state_snapshot_interval_ms / 1000
+        self._beat_seconds = recovery.runner_heartbeat_interval_ms / 1000
+        self._prune_seconds = recovery.check_interval_ms / 1000
+        self._snapshot_at = now
+        self._beat_at = now + self._beat_seconds
+        self._prune_at = now + self._prune_seconds
+        self._seen: set[tuple[str, int]] = set()
+        self._drains = False
+
+    def due(self, activity: Activity, now: float) -> Due:
+        return Due(
+            self._is_snapshot_due(activity.state, now),
+            self._lasting(activity.at_work, now),
+            self._is_prune_due(now),
+        )
+
+    def pause(self, now: float) -> float:
+        """Seconds until something may be due."""
+        return max(0.0, min(self._snapshot_at, self._beat_at, self._prune_at) - now)
+
+    def _is_snapshot_due(self, state: WorkerState, now: float) -> bool:
+        """At its time, and when the worker begins to drain."""
+        drains = state is WorkerState.DRAINING
+        begins_to_drain, self._drains = drains and not self._drains, drains
+        if now < self._snapshot_at and not begins_to_drain:
+            return False
+        self._snapshot_at = now + self._snapshot_seconds
+        return True
+
+    def _lasting(self, at_work: Sequence[Claimed], now: float) -> list[Claimed]:
+        """At a beat, the runs that were seen at the one before."""
+        if now < self._beat_at:
+            return []
+        self._beat_at = now + self._beat_seconds
+        seen, self._seen = self._seen, {(task.id, task.claim_seq) for task in at_work}
+        return [task for task in at_work if (task.id, task.claim_seq) in seen]
+
+    def _is_prune_due(self, now: float) -> bool:
+        if now < self._prune_at:
+            return False
+        self._prune_at = now + self._prune_seconds
+        return True
+
+
+class Meter:
+    """Asks the operating system what this process and its descendants use."""
+
+    def __init__(self) -> None:
+        self._measured_at = time.monotonic()
+        self._cpu_seconds = time.process_time()
+
+    def measure(self) -> Usage:
+        """Takes milliseconds when there are many processes: not for an event loop."""
+        import psutil  # this module is imported wherever an app is, and only the parent of a worker measures
+
+        parent = psutil.Process()
+        children_mb: dict[int, float] = {}
+        for child in parent.children(recursive=True):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or is another user's
+                children_mb[child.pid] = child.memory_info().rss / _MB
+        return Usage(
+            memory_mb=parent.memory_info().rss / _MB,
+            memory_percent=parent.memory_percent(),
+            cpu_percent=self._cpu_percent(),
+            children_mb=children_mb,
+        )
+
+    def _cpu_percent(self) -> float:
+        """Of one CPU, since the last time that this was asked for."""
+        now, spent = time.monotonic(), time.process_time()
+        elapsed, used = now - self._measured_at, spent - self._cpu_seconds
+        self._measured_at, self._cpu_seconds = now, spent
+        return 100 * used / elapsed if elapsed > 0 else 0.0
+
+
+class Snapshots:
+    """The service that keeps the record; `draining` is set, for nobody else, when the worker begins to."""
+
+    def __init__(
+        self,
+        postgres: PostgresConfig,
+        config: AppConfig,
+        setup: Setup,
+        meter: Meter,
+        activity: Callable[[], Activity],
+        draining: asyncio.Event,
+    ) -> None:
+        self._postgres = postgres
+        self._config = config
+        self._setup = setup
+        self._meter = meter
+        self._activity = activity
+        self._draining = draining
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled."""
+        now = time.monotonic()
+        agenda = Agenda(self._config.recovery, now)
+        while True:
+            activity = self._activity()
+            due = agenda.due(activity, now)
+            if due:
+                await self._do(due, activity)
+            await self._pause(agenda.pause(time.monotonic()))
+            now = time.monotonic()
+
+    async def _do(self, due: Due, activity: Activity) -> None:
+        usage = await asyncio.to_thread(self._meter.measure)
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                async with await connect_worker(self._postgres, "horsies-snapshot") as connection:
+                    await self._write(connection, due, activity, usage)
+        except TRANSIENT as error:
+            logger.warning("could not write down this worker's state (%s)", type(error).__name__)
+
+    async def _write(self, connection: Connection, due: Due, activity: Activity, usage: Usage) -> None:
+        if due.snapshot:
+            await states.snapshot(connection, snapshot_of(self._setup, activity, usage))
+        if pulses := pulses_of(due.lasting, usage):
+            await states.pulse(connection, activity.worker_id, pulses)
+        if due.prune:
+            for _ in range(MAX_PRUNES):
+                if not await states.prune(connection, self._config.retention):
+                    break
+
+    async def _pause(self, seconds: float) -> None:
+        """Until the time is up, or the worker begins to drain; it may have begun while something was written."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._draining.wait()
+                self._draining.clear()
