@@ -35,6 +35,7 @@ def run(
 ) -> None:
     """The life of a child, from hello to the end of its pipe."""
     settle_in(parent_pid, "horsies-async" if kind is ChildKind.ASYNC else "horsies-child")
+    keep_private(sock)
     try:
         for hook in app.child_hooks:
             hook()
@@ -120,6 +121,12 @@ def settle_in(parent_pid: int, name: str) -> None:
     name_process(name)
     os.environ["HORSIES_CHILD_PROCESS"] = "1"
     random.seed()  # a fork would draw the same numbers as its siblings
+
+
+def keep_private(sock: socket.socket) -> None:
+    """Nothing that a task starts gets the pipe: it would stay open, and seem alive, after the child has died."""
+    sock.set_inheritable(False)
+    os.register_at_fork(after_in_child=sock.close)
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ from horsies.status import BUILTIN_CODE_REGISTRY, OperationalErrorCode
 from horsies.worker.wire import Call, Outcome
 
 MESSAGE_LIMIT = 1_000
+# What can be stored at all, in bytes: PostgreSQL takes no statement of a gigabyte, and what is quoted grows.
+MAX_RESULT = 128 * 1_048_576
 
 
 def execute(registry: TaskRegistry, call: Call) -> Outcome:
@@ -74,7 +76,9 @@ def conclude(
             f"task {call.task_name!r} returned None instead of a TaskResult",
         )
     value_type = Any if task is None else task.definition.signature.value_type
-    encoded = encode_result(result, value_type, registry.config.payload.reject_bytes)
+    encoded = encode_result(
+        result, value_type, min(registry.config.payload.reject_bytes or MAX_RESULT, MAX_RESULT)
+    )
     seconds = time.perf_counter() - started
     if encoded.startswith(b'{"ok":'):
         return Outcome(call.ticket, True, encoded.decode(), seconds)

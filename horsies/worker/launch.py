@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Protocol
 
@@ -18,9 +19,12 @@ from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.registry import TaskRegistry
 from horsies.worker import template
 from horsies.worker.settings import ChildKind, ChildSettings
+from horsies.worker.system import kill_group
 from horsies.worker.wire import LENGTH
 
-EXIT_STATUS_SECONDS = 0.5
+# How long the end of a process may take after the end of its pipe.
+EXIT_STATUS_SECONDS = 0.25
+EXIT_POLL_SECONDS = 0.005
 
 
 class Launcher(Protocol):
@@ -28,7 +32,10 @@ class Launcher(Protocol):
 
     async def ready(self) -> None: ...
     def launch(self, theirs: socket.socket, kind: ChildKind) -> bool: ...
-    async def exit_status(self, pid: int) -> int | None: ...
+    async def exit_status(self, pid: int) -> int | None:
+        """How a child ended, and nothing of its group is left then; None when it has not within a moment."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -167,15 +174,18 @@ class SpawnLauncher:
         return True
 
     async def exit_status(self, pid: int) -> int | None:
-        process = self._processes.pop(pid, None)
-        if process is None:
-            return None
-        try:
-            code = await asyncio.to_thread(process.wait, EXIT_STATUS_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._processes[pid] = process
-            return None
-        return -code if code < 0 else code << 8  # as a wait status, which is how a template reports it
+        process = self._processes[pid]
+        deadline = time.monotonic() + EXIT_STATUS_SECONDS
+        while time.monotonic() < deadline:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # noqa: ASYNC222  it does not wait
+                kill_group(pid)  # while the unreaped pid cannot be anyone else's
+                code = process.wait()
+                del self._processes[pid]
+                return (
+                    -code if code < 0 else code << 8
+                )  # as a wait status, which is how a template reports it
+            await asyncio.sleep(EXIT_POLL_SECONDS)
+        return None
 
     async def close(self) -> None:
         processes, self._processes = list(self._processes.values()), {}

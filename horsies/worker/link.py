@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 
 from horsies.storage.tasks import Claimed
 from horsies.worker import wire
+
+logger = logging.getLogger("horsies.pool")
 
 # A child that runs one call for so long is asked for those queued behind it.
 HELD_UP_SECONDS = 0.05
@@ -30,17 +33,20 @@ class Child:
     is_leaving: bool = False
     overdue: set[int] = field(default_factory=set[int])
     blocked_by: int | None = None
+    is_garbled: bool = False
     recall_alarm: asyncio.TimerHandle | None = None
 
     def is_held_up(self, now: float) -> bool:
         """Whether what it runs has proved to be no short task, so that others had better not wait behind it."""
         return self.is_serial and bool(self.calls) and now - self.head_since > HELD_UP_SECONDS
 
-    def pop(self, ticket: int) -> Claimed | None:
-        """Let go of a call."""
+    def pop(self, ticket: int) -> Claimed:
+        """Let go of a call that the child speaks of."""
+        if ticket not in self.calls:
+            raise wire.Garbled(f"it was not sent the call {ticket}, or has answered for it")
         if (alarm := self.alarms.pop(ticket, None)) is not None:
             alarm.cancel()
-        return self.calls.pop(ticket, None)
+        return self.calls.pop(ticket)
 
     def empty(self) -> dict[int, Claimed]:
         """Let go of all calls."""
@@ -74,9 +80,14 @@ class Pipe(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self.child is not None
-        for body in self._frames.feed(data):
-            for message in wire.messages(body):
-                self._received(self.child, message)
+        try:
+            for body in self._frames.feed(data):
+                for message in wire.messages(body):
+                    self._received(self.child, message)
+        except wire.Garbled as error:
+            logger.error("child %d wrote garbage to its worker: %s", self.child.pid, error)
+            self.child.is_garbled = True
+            self.child.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         assert self.child is not None
@@ -85,6 +96,7 @@ class Pipe(asyncio.Protocol):
 
     def _read_the_rest(self) -> None:
         """A failed write closes the pipe before everything that the child has said is read."""
+        assert self.child is not None
         with suppress(OSError):
-            while data := self._sock.recv(READ_BYTES):
+            while not self.child.is_garbled and (data := self._sock.recv(READ_BYTES)):
                 self.data_received(data)

@@ -34,9 +34,7 @@ class Outlet:
 
     def send(self, message: wire.Message) -> None:
         if os.getpid() != self._pid:
-            os._exit(
-                0
-            )  # a task has forked, and this is the copy that came back from it: the pipe is not its own
+            os._exit(0)  # a fork that a task made has come back as well: the original reports
         with self._sending:
             messages = [message]
             if isinstance(message, wire.Outcome | wire.TimedOut) and self._has_done_enough():

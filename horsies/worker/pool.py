@@ -215,6 +215,8 @@ class ChildPool:
 
     def _began(self, child: Child, ticket: int) -> None:
         """User code runs from now on, and its time."""
+        if ticket not in child.calls:
+            raise wire.Garbled(f"it was not sent the call {ticket}")
         loop = asyncio.get_running_loop()
         child.head_since = loop.time()
         limit_ms = self._limit_ms(child.calls[ticket])
@@ -250,8 +252,7 @@ class ChildPool:
             case wire.TimedOut():
                 self._ended_late(child, message.ticket)
             case wire.Begun():
-                if message.ticket in child.calls:
-                    self._began(child, message.ticket)
+                self._began(child, message.ticket)
             case wire.Returned():
                 self._take_back(child, message.tickets)
             case wire.Blocked():
@@ -262,21 +263,17 @@ class ChildPool:
                 self._retire(child)
 
     def _ended(self, child: Child, outcome: wire.Outcome) -> None:
-        if (claimed := self._let_go(child, outcome.ticket)) is not None:
-            self._hooks.ended(claimed, outcome)
-            self._house()
+        self._hooks.ended(self._let_go(child, outcome.ticket), outcome)
+        self._house()
 
     def _ended_late(self, child: Child, ticket: int) -> None:
-        if (claimed := self._let_go(child, ticket)) is not None:
-            self._hooks.timed_out(claimed, self._limit_ms(claimed) or 0)
-            self._house()
+        claimed = self._let_go(child, ticket)
+        self._hooks.timed_out(claimed, self._limit_ms(claimed) or 0)
+        self._house()
 
-    def _let_go(self, child: Child, ticket: int) -> Claimed | None:
-        """Take a call that has ended off its child; None when the child has answered for it before."""
+    def _let_go(self, child: Child, ticket: int) -> Claimed:
+        """Take a call that has ended off its child."""
         claimed = child.pop(ticket)
-        if claimed is None:
-            logger.warning("child %d answered twice for a task: has the task forked?", child.pid)
-            return None
         self.load -= 1
         child.blocked_by = None
         if child.is_serial and child.calls:
@@ -286,7 +283,7 @@ class ChildPool:
 
     def _take_back(self, child: Child, tickets: Sequence[int]) -> None:
         calls = [child.pop(ticket) for ticket in tickets]
-        self._homeless.extendleft(call for call in reversed(calls) if call is not None)
+        self._homeless.extendleft(reversed(calls))
         self._house()
 
     def _note_blocked(self, child: Child, blocked: wire.Blocked) -> None:
@@ -303,6 +300,8 @@ class ChildPool:
         )
 
     def _greet(self, child: Child, hello: wire.Hello) -> None:
+        if child.pid:
+            raise wire.Garbled("it says hello again")
         self._starting.discard(child)
         child.pid, child.memory_mb = hello.pid, hello.memory_mb
         if hello.error is not None:
@@ -357,14 +356,9 @@ class ChildPool:
         self._later(self._bury(child, was_starting))
 
     async def _bury(self, child: Child, was_starting: bool) -> None:
-        was_to_end = child.is_leaving and not child.calls
-        if child.pid and not was_to_end:
-            kill_group(child.pid)
-        status = await self._launcher.exit_status(child.pid) if child.pid else None
-        if was_to_end and status is None:
-            kill_group(child.pid)  # it was to end by itself, and has not
+        how = await self._end_of(child) if child.pid else "its process never started"
         self._dying.discard(child)
-        self._report_lost(child, describe_exit(status))
+        self._report_lost(child, how)
         if was_starting and not self._stopping:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
@@ -373,6 +367,18 @@ class ChildPool:
                 return
         if not child.is_leaving:
             self._replace()
+
+    async def _end_of(self, child: Child) -> str:
+        """How a child ended whose pipe is closed; one that has not, does now."""
+        if child.is_garbled:
+            kill_group(child.pid)
+        status = await self._launcher.exit_status(child.pid)
+        if child.is_garbled:
+            return "it wrote to the pipe to its worker"
+        if status is not None:
+            return describe_exit(status)
+        kill_group(child.pid)
+        return "it closed the pipe to its worker"
 
     def _report_lost(self, child: Child, how: str) -> None:
         """A serial child died of the first unanswered call, and the rest go to another; any other took all with it."""

@@ -7,6 +7,7 @@ could not be written is kept and written later; one whose row has changed hands 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from random import random
 from typing import Any
 
@@ -25,6 +26,7 @@ logger = logging.getLogger("horsies.settle")
 
 MAX_CRASHES = 3
 CRASH_RETRY_SECONDS = 1.0
+MAX_STATEMENT_CHARACTERS = 32 * 1_048_576
 
 
 class Settler:
@@ -94,13 +96,25 @@ class Settler:
 
     def take_completed(self) -> list[Completed]:
         """What has returned and is to be written now."""
-        taken, self.completed = self.completed, []
+        count = _fitting(self.completed)
+        taken, self.completed = self.completed[:count], self.completed[count:]
         return taken
 
     def take_failed(self) -> list[Failure]:
         """What has failed and is to be written now."""
-        taken, self.failed = self.failed, []
+        count = _fitting(self.failed)
+        taken, self.failed = self.failed[:count], self.failed[count:]
         return taken
+
+
+def _fitting(outcomes: Sequence[Completed] | Sequence[Failure]) -> int:
+    """How many outcomes go into one statement: at least one, and no more than PostgreSQL can well take."""
+    size = 0
+    for count, outcome in enumerate(outcomes):
+        size += len(outcome.result)
+        if size > MAX_STATEMENT_CHARACTERS:
+            return max(1, count)
+    return len(outcomes)
 
 
 class _Options(msgspec.Struct):

@@ -13,8 +13,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PAGE_MB = resource.getpagesize() / 1_048_576
-# Of all signals, one that nobody uses for anything else.
-RECALL = signal.SIGRTMIN + 7 if sys.platform == "linux" else signal.SIGURG
+# A signal that hardly anybody uses, and that does no harm to a task that has put all handlers back to their defaults.
+RECALL = signal.SIGURG
 
 _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -46,6 +46,8 @@ def memory_mb(pid: int | None = None) -> float:
 
 def kill_group(pid: int) -> None:
     """Kill a child and everything that it started, all of which is in the group that it leads."""
+    if pid <= 1:
+        raise ValueError(f"{pid} is no child of ours")  # and killpg(1) would end every process there is
     for kill in (os.killpg, os.kill):  # only just forked, it does not lead a group yet
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

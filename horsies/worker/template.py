@@ -79,11 +79,17 @@ def fork_child(control: socket.socket, app: TaskRegistry, settings: ChildSetting
         except BaseException:  # noqa: BLE001  it must not run on as a second template
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_output()
             os._exit(code)
     os.close(descriptors[0])
     return True
+
+
+def flush_output() -> None:
+    """A task may have closed the streams, or put anything in their place."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
 
 
 def report_ended(control: socket.socket) -> None:

@@ -1,7 +1,8 @@
 """What goes over the pipe between a worker and its children: bytes, never objects of the user's.
 
-A frame is a length and a MessagePack list of messages. The parent sends calls; a child says hello once, then reports
-the outcome of each call as soon as it has one. When it has done its share it says that it is leaving, and is let go.
+A frame is a length, told twice, and a MessagePack list of messages. The parent sends calls; a child says hello once, then reports
+the outcome of each call as soon as it has one. When it has done its share it says that it is leaving, and is let go. User
+code can reach the pipe, too: what is no message is told from one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from typing import TypeAlias
 import msgspec
 
 LENGTH = struct.Struct("!I")
+# The length and its complement, so that anything else is told from a length before it is waited for.
+HEADER = struct.Struct("!II")
+
+
+class Garbled(Exception):
+    """What came over a pipe is not what its other end would send."""
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True):
@@ -89,7 +96,7 @@ _decode_messages = msgspec.msgpack.Decoder(list[Message]).decode
 
 def frame(messages: Sequence[Call] | Sequence[Message]) -> bytes:
     body = _encode(messages)
-    return LENGTH.pack(len(body)) + body
+    return HEADER.pack(len(body), len(body) ^ 0xFFFFFFFF) + body
 
 
 class Frames:
@@ -102,12 +109,14 @@ class Frames:
         self._buffer += data
         bodies: list[bytes] = []
         start = 0
-        while len(self._buffer) - start >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(self._buffer, start)
-            end = start + LENGTH.size + size
+        while len(self._buffer) - start >= HEADER.size:
+            size, complement = HEADER.unpack_from(self._buffer, start)
+            if size ^ complement != 0xFFFFFFFF:
+                raise Garbled("no frame begins here")
+            end = start + HEADER.size + size
             if len(self._buffer) < end:
                 break
-            bodies.append(bytes(self._buffer[start + LENGTH.size : end]))
+            bodies.append(bytes(self._buffer[start + HEADER.size : end]))
             start = end
         del self._buffer[:start]
         return bodies
@@ -118,4 +127,7 @@ def calls(body: bytes) -> list[Call]:
 
 
 def messages(body: bytes) -> list[Message]:
-    return _decode_messages(body)
+    try:
+        return _decode_messages(body)
+    except msgspec.MsgspecError as error:
+        raise Garbled(str(error)) from None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+import os
+import signal
+from itertools import groupby, pairwise
 
-from horsies import TaskResult
-from tests.e2e.observing import children
+import pytest
+
+from horsies import OperationalErrorCode, TaskResult
+from tests.e2e.observing import Db, children, is_alive, lines, row, until_status
 from tests.e2e.office import Office, staffed
 from tests.support.waiting import eventually
 from tests.support.workers import Workplace
@@ -23,6 +27,21 @@ def pid() -> TaskResult[int, TaskError]:
 def calls() -> TaskResult[int, TaskError]:
     seen.append(1)
     return TaskResult(ok=len(seen))
+
+@app.task("wait_for")
+def wait_for(path: str) -> TaskResult[int, TaskError]:
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return TaskResult(ok=os.getpid())
+
+@app.task("staff")
+def staff(log: str) -> TaskResult[int, TaskError]:
+    parent = os.getppid()
+    present = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    with open(log, "a") as file:
+        file.write(f"{present}\\n")
+    time.sleep(0.01)
+    return TaskResult(ok=os.getpid())
 """
 
 
@@ -68,3 +87,55 @@ def test_the_tasks_of_a_busy_pool_all_succeed_while_it_is_replaced(workplace: Wo
 
     assert max(pids.count(pid) for pid in set(pids)) == 5
     eventually(lambda: len(children(office.worker.pid)) == 5, what="four children and a spare")
+
+
+def test_children_are_replaced_one_by_one_and_never_all_together(workplace: Workplace) -> None:
+    office = staffed(workplace, APP, "--processes=4", "--max-tasks-per-child=5", "--prefetch-buffer=0")
+    log = workplace.folder / "staff"
+
+    handles = office.tasks.staff.send_many([(str(log),)] * 60).unwrap()
+    pids = [handle.get(30_000).ok_value for handle in handles]
+
+    assert len(set(pids)) >= 12
+    assert max(map(pids.count, pids)) == 5
+    present = [set(map(int, line.split())) for line in lines(log)]
+    assert len(present) == 60
+    # Whoever is there when a task begins finds one there who was there when the task before it began.
+    assert all(now & before for before, now in pairwise(present))
+    assert len(set.intersection(*present[:2])) >= 3
+    assert not present[0] & present[-1]
+
+
+@pytest.mark.parametrize("end", ["replaced", "terminated"])
+def test_the_end_of_one_child_is_not_noticed_by_its_siblings(workplace: Workplace, db: Db, end: str) -> None:
+    office = staffed(workplace, APP, "--processes=4", "--max-tasks-per-child=5", "--prefetch-buffer=0")
+    gate = office.gate("siblings")
+    siblings = [office.tasks.wait_for.send(str(gate)).unwrap() for _ in range(3)]
+    pids = [until_status(db, handle, "RUNNING")["worker_pid"] for handle in siblings]
+
+    gone = _replaced(office) if end == "replaced" else _terminated(office, db)
+    eventually(lambda: not is_alive(gone), what="the fourth child being gone")
+    others = _pids(office, 12)
+    gate.touch()
+
+    assert not {gone, *others} & set(pids)
+    assert [handle.get(20_000) for handle in siblings] == [TaskResult(ok=pid) for pid in pids]
+    assert [row(db, handle)["claim_seq"] for handle in siblings] == [1, 1, 1]
+
+
+def _replaced(office: Office) -> int:
+    """A child that has done its share, the only one that was free."""
+    first, *_, last = _pids(office, 5)
+    assert first == last
+    return first
+
+
+def _terminated(office: Office, db: Db) -> int:
+    """A child that was ended from outside, and its task with it."""
+    handle = office.tasks.wait_for.send(str(office.gate("never"))).unwrap()
+    pid = until_status(db, handle, "RUNNING")["worker_pid"]
+    os.kill(pid, signal.SIGTERM)
+    error = handle.get(20_000).err_value
+    assert error.error_code is OperationalErrorCode.WORKER_CRASHED
+    assert "SIGTERM" in error.message
+    return pid
