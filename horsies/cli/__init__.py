@@ -7,7 +7,7 @@ and 2 for a command line that cannot be understood.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -17,6 +17,7 @@ from horsies.cli.demo import demo
 from horsies.cli.migrate import migrate
 from horsies.cli.report import report
 from horsies.cli.worker import worker
+from horsies.errors import ErrorCode, HorsiesError
 
 _CLICKS_OWN = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError)
 
@@ -24,14 +25,33 @@ _CLICKS_OWN = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenP
 class _Commands(click.Group):
     """The group in which every error ends."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            _refuse(error, ctx)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            _refuse(error, ctx)
         except _CLICKS_OWN:
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, a user is told about it
             report(error)
             ctx.exit(1)
+
+
+def _refuse(error: click.UsageError, context: click.Context) -> NoReturn:
+    """A command line that cannot be understood is an error like any other."""
+    command = (error.ctx or context).command_path
+    report(
+        HorsiesError(
+            error.format_message(), code=ErrorCode.CLI_INVALID_ARGS, help_text=f"see `{command} --help`"
+        )
+    )
+    context.exit(error.exit_code)
 
 
 @click.group(

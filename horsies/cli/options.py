@@ -13,7 +13,7 @@ from horsies.app import Horsies
 from horsies.check import configured_database, unreadable_urls
 from horsies.config import AppConfig, PostgresConfig
 from horsies.discovery import load_app
-from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors
+from horsies.errors import HorsiesError, MultipleValidationErrors
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,14 +45,11 @@ def log_level(default: str) -> Callable[[Command], Command]:
 def locator_of(locator: str | None, module: str | None) -> str:
     """The app that was asked for, here or by HORSIES_APP."""
     if locator and module and locator != module:
-        raise click.UsageError(
-            f"{ErrorCode.CLI_INVALID_ARGS}: LOCATOR is {locator!r} and --module is {module!r}; give one of the two"
-        )
+        raise click.UsageError(f"LOCATOR is {locator!r} and --module is {module!r}; give one of the two")
     found = locator or module or os.environ.get("HORSIES_APP")
     if not found:
         raise click.UsageError(
-            f"{ErrorCode.CLI_INVALID_ARGS}: no app was named; "
-            "give LOCATOR as package.module:app or path/to/file.py:app, or set HORSIES_APP"
+            "no app was named; give LOCATOR as package.module:app or path/to/file.py:app, or set HORSIES_APP"
         )
     return found
 

@@ -56,10 +56,5 @@ def worker(locator: str | None, module: str | None, loglevel: str, **flags: Any)
     where = locator_of(locator, module)
     app = load(where, loglevel)
     given = {name: value for name, value in flags.items() if value is not None}
-    if given.get("prefetch_buffer") and app.config.cluster_wide_cap is not None:
-        raise click.BadParameter(
-            f"the app has cluster_wide_cap={app.config.cluster_wide_cap}, and prefetched tasks would count against it",
-            param_hint="'--prefetch-buffer'",
-        )
     raise_all(check(app))
     app.run_worker(WorkerConfig(app_locator=where, loglevel=loglevel, **given))

@@ -27,6 +27,7 @@ def refused(result: subprocess.CompletedProcess[str], code: str, *words: str) ->
 def misused(result: subprocess.CompletedProcess[str], *words: str) -> None:
     """The command line could not be understood, for a reason that names these things."""
     assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error[HRS-206]: "), result.stderr
     assert "Traceback" not in result.stderr
     for word in words:
         assert word in result.stderr

@@ -39,6 +39,9 @@ def test_an_unknown_command_is_named(workplace):
         ("--processes", "0"),
         ("--processes", "-1"),
         ("--processes", "many"),
+        ("--threads", "0"),
+        ("--async-processes", "0"),
+        ("--async-concurrency", "none"),
         ("--max-tasks-per-child", "-1"),
         ("--max-tasks-per-child", "few"),
         ("--max-memory-per-child-mb", "0"),
@@ -75,8 +78,11 @@ def test_two_different_apps_are_refused(workplace):
 def test_prefetching_is_refused_when_the_cluster_has_a_cap(workplace):
     workplace.write("app = Horsies(AppConfig(cluster_wide_cap=10))")
 
-    misused(
-        workplace.run("worker", "app:app", "--prefetch-buffer=2"), "--prefetch-buffer", "cluster_wide_cap=10"
+    refused = workplace.run("worker", "app:app", "--prefetch-buffer=2")
+
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(
+        "error[HRS-201]: prefetch_buffer is 2 and the app has cluster_wide_cap=10"
     )
 
 
