@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import measures
+from bench import children, measures
 from bench.harness import Bench, bench_database
 from bench.measures import Figure
 from horsies.config import PostgresConfig
@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
-        "--only", choices=["drains", "sends", "latencies", "producers"], help="one group only"
+        "--only",
+        choices=["drains", "sends", "latencies", "producers", "children", "caps"],
+        help="one group only",
     )
     options = parser.parse_args()
     console = Console(width=118 if not sys.stdout.isatty() else None)
@@ -49,6 +51,8 @@ def _run(bench: Bench, quick: bool, only: str | None, console: Console) -> list[
         "sends": lambda: measures.sends(bench, 300 if quick else 1_000),
         "latencies": lambda: measures.latencies(bench, 60 if quick else 200),
         "producers": lambda: measures.producers(bench, 3 if quick else 8),
+        "children": lambda: children.children(bench, 6 if quick else 40),
+        "caps": lambda: children.caps(bench, 24 if quick else 200),
     }
     figures: list[Figure] = []
     for name, measure in groups.items():

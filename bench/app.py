@@ -16,3 +16,11 @@ def noop(x: int) -> TaskResult[int, TaskError]:
 def moment() -> TaskResult[float, TaskError]:
     """When user code started, on the clock that all processes of a machine share."""
     return TaskResult(ok=time.monotonic())
+
+
+@app.task("span")
+def span(seconds: float) -> TaskResult[list[float], TaskError]:
+    """When user code started and ended, on the same clock."""
+    started = time.monotonic()
+    time.sleep(seconds)
+    return TaskResult(ok=[started, time.monotonic()])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
+from psycopg import AsyncClientCursor, errors
 
 from horsies.storage.database import Connection
 from horsies.storage.ids import not_before
@@ -21,6 +22,27 @@ from horsies.storage.statements import statements
 SQL = statements("tasks")
 
 _encode = msgspec.json.Encoder().encode
+
+
+# The parameters of `exchange`, for when it is prepared by name.
+_EXCHANGE_TYPES = {
+    "completed": "text",
+    "lines": "text",
+    "pools": "text",
+    "caps": "text",
+    "rates": "text[]",
+    "limit": "integer",
+    "batch": "integer",
+    "lease_seconds": "double precision",
+    "worker_id": "uuid",
+    "hostname": "text",
+    "process_name": "text",
+}
+_PREPARE = b"PREPARE horsies_exchange (%s) AS %s" % (
+    ", ".join(_EXCHANGE_TYPES.values()).encode(),
+    SQL["exchange"] % {name.encode(): b"$%d" % n for n, name in enumerate(_EXCHANGE_TYPES, 1)},
+)
+_EXECUTE = f"EXECUTE horsies_exchange ({', '.join(f'%({name})s' for name in _EXCHANGE_TYPES)})".encode()
 
 
 class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
@@ -190,21 +212,36 @@ async def exchange(
         "caps": as_json(ask.caps),
     }
     if ask.caps:
-        async with connection.pipeline(), connection.transaction():
-            await _lock(connection, [cap.queue_name for cap in ask.caps])
-            cursor = await connection.execute(SQL["exchange"], values, prepare=True)
+        cursor = await _in_turn(connection, values, [cap.queue_name for cap in ask.caps])
     else:
         cursor = await connection.execute(SQL["exchange"], values, prepare=True)
     summary, *rows = await cursor.fetchall()
     return summary[2], [Claimed._make(row) for row in rows]
 
 
-async def _lock(connection: Connection, capped: list[str]) -> None:
-    """Wait for our turn at what is capped: everything when that is, else the queues."""
-    if "" in capped:
-        await connection.execute(SQL["lock_all"])
-    else:
-        await connection.execute(SQL["lock_queues"], {"queues": capped})
+async def _in_turn(
+    connection: Connection, values: dict[str, Any], capped: list[str]
+) -> AsyncClientCursor[tuple[Any, ...]]:
+    """Wait for our turn at what is capped, everything when that is, else the queues; then exchange.
+
+    Both go out as one message without parameters: one round trip, one transaction, and the second statement sees what
+    was committed while the first one waited. A pipeline does the same, and takes 1.4 ms more of our time.
+    """
+    cursor = AsyncClientCursor(connection)
+    message = b"%s; %s" % (SQL["lock_all" if "" in capped else "lock_queues"], _EXECUTE)
+    try:
+        await cursor.execute(message, values | {"queues": capped})
+    except errors.InvalidSqlStatementName:  # the first time on this connection
+        await connection.execute(_PREPARE)
+        await cursor.execute(message, values | {"queues": capped})
+    cursor.nextset()
+    return cursor
+
+
+async def refresh(connection: Connection) -> bool:
+    """Have plans made anew if what is known of the live table is out of date."""
+    row = await (await connection.execute(SQL["refresh"])).fetchone()
+    return row is not None and bool(row[0])
 
 
 async def start(connection: Connection, starts: Sequence[Start]) -> set[str]:

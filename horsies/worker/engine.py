@@ -40,12 +40,17 @@ MAX_AHEAD = 128
 RUN_TIME_WEIGHT = 0.1
 # With prefetch, results may gather so long between two round trips while the children have enough to do.
 GATHER_SECONDS = 0.005
+# Within limits of the cluster one round trip at a time is under way, so what short tasks were started together may end
+# together: so long.
+TOGETHER_SECONDS = 0.001
 # With prefetch, a second round trip is begun beside the first when so many results have gathered.
 HELP_BATCH = 32
 # While a task runs, the next due time is not asked for at once: its result may come any moment.
 CALM_SECONDS = 0.01
 # A worker without room for this long does not want to be woken.
 FULL_SECONDS = 0.1
+# A round trip that takes so long may go by a plan for another table size; it is not looked at all the time, though.
+SLOW_SECONDS, REFRESH_SECONDS = 0.03, 5.0
 # However much room there is, a claim takes no more than this at once.
 MAX_CLAIM = 500
 
@@ -110,6 +115,7 @@ class Engine:
         self._stopping = False
         self._asking = [0 for _ in pools]
         self._gather_until = 0.0
+        self._refresh_at = 0.0
         self._cycling = False
         self._help = asyncio.Event()
         self._helper_idle = asyncio.Event()
@@ -221,7 +227,8 @@ class Engine:
                     logger.debug("lost a race for a row, going round again")
                 finally:
                     self._cycling = False
-                    self._gather_until = time.monotonic() + GATHER_SECONDS
+                    pause = GATHER_SECONDS if self._limits.prefetch else TOGETHER_SECONDS
+                    self._gather_until = time.monotonic() + pause
             else:
                 await self._rest(connection)
 
@@ -257,8 +264,11 @@ class Engine:
 
     def _gathers(self) -> bool:
         """Whether results had better gather for a moment: the children have plenty to do, and there are only a few."""
-        if self._limits.prefetch == 0 or self._stopping or self.settler.failed:
+        if self._stopping or self.settler.failed:
             return False
+        if self._limits.prefetch == 0:
+            ends_soon = bool(self._caps) and self._plain.load > 0 and self._run_time < TOGETHER_SECONDS
+            return ends_soon and time.monotonic() < self._gather_until
         capacity = self._plain.shape.slots * self._depth()
         plenty, few = self._plain.load > capacity // 2, len(self.settler.completed) < capacity // 4
         return plenty and few and time.monotonic() < self._gather_until
@@ -357,6 +367,9 @@ class Engine:
         finally:
             self._unreserve(rooms)
         now = time.monotonic()
+        if now - began > SLOW_SECONDS and now > self._refresh_at:
+            self._refresh_at = now + REFRESH_SECONDS
+            await tasks.refresh(connection)
         if caps:
             self._caps.claimed(caps, [task for task in claimed if task.pid is not None])
         if limit:

@@ -134,6 +134,9 @@ class Hands:
     def expire(self, result: str = ERR) -> int:
         return self._run(tasks.expire(self._connection, self.worker_id, result))
 
+    def refresh(self) -> bool:
+        return self._run(tasks.refresh(self._connection))
+
     def next_due(self, *queues: str, rates: Sequence[str] = ()) -> float | None:
         return self._run(tasks.next_due(self._connection, queues or ("default",), rates))
 

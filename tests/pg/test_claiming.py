@@ -243,3 +243,15 @@ def test_a_task_given_back_is_found_by_a_claim_from_the_beginning(hands: Hands, 
 
     assert [task.priority for task in hands.claim(after=keys([second])[0])] == [3]
     assert [task.id for task in hands.claim()] == [first.id]
+
+
+def test_what_is_known_of_the_table_is_refreshed_when_it_has_outgrown_that(hands: Hands, db: Db) -> None:
+    known = "SELECT reltuples::integer AS rows FROM pg_class WHERE relname = 'horsies_tasks_live'"
+    db.execute("VACUUM ANALYZE horsies_tasks_live")
+    assert db.execute(known).fetchone() == {"rows": 0}
+    db.execute("INSERT INTO horsies_tasks (task_name) SELECT 'noop' FROM generate_series(1, 5000)")
+
+    assert hands.refresh()
+
+    assert db.execute(known).fetchone() == {"rows": 5000}
+    assert not hands.refresh()

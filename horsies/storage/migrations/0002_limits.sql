@@ -27,6 +27,26 @@ DROP INDEX horsies_tasks_live_claim;
 CREATE INDEX horsies_tasks_live_claim
     ON horsies_tasks_live (queue_name, is_async, rate_key, priority, enqueued_at, id);
 
+-- A plan that was made while the live table was empty walks all of it, and is kept until the table is analysed, which
+-- autovacuum does within a minute or so. A worker that finds itself slow asks for it at once; the new plans are
+-- everyone's. Tells whether there was a reason.
+CREATE FUNCTION horsies_refresh_statistics() RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    known record;
+BEGIN
+    SELECT relpages, reltuples INTO known FROM pg_class WHERE oid = 'horsies_tasks_live'::regclass;
+    IF pg_relation_size('horsies_tasks_live') / current_setting('block_size')::integer <= 2 * known.relpages + 10
+       AND known.reltuples > known.relpages THEN
+        RETURN false;
+    END IF;
+    IF NOT pg_try_advisory_xact_lock(7240118058) THEN
+        RETURN false;  -- somebody else is at it
+    END IF;
+    ANALYZE horsies_tasks_live;
+    RETURN true;
+END $$;
+
 -- A worker may have room for tasks of one kind only. It is woken for those.
 ALTER TABLE horsies_workers ADD COLUMN waiting_async boolean NOT NULL DEFAULT false;
 CREATE OR REPLACE FUNCTION horsies_notify_new() RETURNS trigger

@@ -97,6 +97,9 @@ WITH ended AS (
                                        WHERE other.queue_name = cap.queue_name
                                          AND other.worker_id <> %(worker_id)s)) AS remaining
       FROM json_to_recordset(CAST(%(caps)s AS json)) AS cap (queue_name text, most integer, mine integer, recorded integer)
+), allowance AS MATERIALIZED (
+    -- By name, so that finding one does not take a walk over all.
+    SELECT jsonb_object_agg(queue_name, remaining) AS of FROM cap
 ), rate AS MATERIALIZED (
     SELECT rate_key, seconds, greatest(spent_until, now() - make_interval(secs => burst * seconds)) AS spent_until,
            CASE WHEN seconds > 0 THEN
@@ -115,7 +118,6 @@ WITH ended AS (
                              AS (pool integer, queue_name text, is_async boolean, rate_key text, quota integer,
                                  priority smallint, enqueued_at timestamptz, id uuid))
                   WITH ORDINALITY AS line (pool, queue_name, is_async, rate_key, quota, priority, enqueued_at, id, place)
-             LEFT JOIN cap ON cap.queue_name = line.queue_name
              LEFT JOIN rate ON rate.rate_key = line.rate_key
             CROSS JOIN LATERAL (
                   SELECT id, good_until FROM horsies_tasks_live AS task
@@ -125,7 +127,7 @@ WITH ended AS (
                      AND task.enqueued_at <= now() AND task.status = 'PENDING'
                      AND (task.good_until IS NULL OR task.good_until > now())
                    ORDER BY task.priority, task.enqueued_at, task.id
-                   LIMIT least(line.quota, cap.remaining, rate.allowed)
+                   LIMIT least(line.quota, (SELECT (of ->> line.queue_name)::integer FROM allowance), rate.allowed)
                      FOR UPDATE SKIP LOCKED) AS task
             WHERE line.pool = pool.pool
             ORDER BY line.place
@@ -133,14 +135,13 @@ WITH ended AS (
 ), within AS (
     SELECT next.*, row_number() OVER (ORDER BY place, number) AS turn
       FROM (SELECT next.*, row_number() OVER (PARTITION BY queue_name ORDER BY place, number) AS of_queue FROM next) AS next
-      LEFT JOIN cap USING (queue_name)
-     WHERE of_queue <= least(%(batch)s, cap.remaining)
+     WHERE of_queue <= least(%(batch)s, (SELECT (of ->> queue_name)::integer FROM allowance))
 ), placed AS (
     SELECT id, rate_key, turn, pid
       FROM (SELECT within.id, rate_key, turn,
                    CASE WHEN seat <= pool.idle OR good_until IS NULL THEN pool.pids[seat] END AS pid
               FROM (SELECT *, row_number() OVER (PARTITION BY pool ORDER BY turn) AS seat FROM within
-                     WHERE turn <= least(%(limit)s, (SELECT remaining FROM cap WHERE queue_name = ''))) AS within
+                     WHERE turn <= least(%(limit)s, (SELECT (of ->> '')::integer FROM allowance))) AS within
               JOIN pool USING (pool)) AS seated
      WHERE pid IS NOT NULL OR rate_key = ''
 ), spent AS (
@@ -164,9 +165,12 @@ WITH ended AS (
     RETURNING placed.turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
               task.crash_count, task.good_until IS NOT NULL, task.task_options
+), started AS MATERIALIZED (
+    SELECT jsonb_object_agg(coalesce(queue_name, ''), tasks) AS of
+      FROM (SELECT queue_name, count(*) AS tasks FROM claimed WHERE worker_pid IS NOT NULL
+             GROUP BY ROLLUP (queue_name)) AS started
 ), counted AS MATERIALIZED (
-    SELECT cap.queue_name, recorded,
-           mine + (SELECT count(*) FROM claimed WHERE cap.queue_name IN ('', claimed.queue_name) AND worker_pid IS NOT NULL) AS tasks
+    SELECT queue_name, recorded, mine + coalesce((SELECT (of ->> queue_name)::integer FROM started), 0) AS tasks
       FROM cap
 ), noted AS (
     INSERT INTO horsies_in_flight AS known (queue_name, worker_id, tasks)
@@ -188,6 +192,9 @@ SELECT 0 AS turn, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS ta
 UNION ALL
 SELECT * FROM claimed
  ORDER BY turn;
+
+-- name: refresh
+SELECT horsies_refresh_statistics();
 
 -- name: start
 -- Prefetched tasks leave for a child: only those that are still ours and still in time.

@@ -1,0 +1,46 @@
+"""Apps that differ from the one measured in what a few measurements need and all others would feel."""
+
+import asyncio
+import time
+
+from horsies import AppConfig, CustomQueueConfig, Horsies, QueueMode, TaskError, TaskResult
+
+CAP = 3
+
+looping = Horsies(AppConfig(claim_lease_ms=30_000))
+capped = Horsies(AppConfig(claim_lease_ms=30_000, cluster_wide_cap=CAP))
+narrow = Horsies(
+    AppConfig(
+        claim_lease_ms=30_000,
+        queue_mode=QueueMode.CUSTOM,
+        custom_queues=[CustomQueueConfig(name="narrow", max_concurrency=CAP)],
+    )
+)
+
+
+@looping.task("rest")
+async def rest(seconds: float) -> TaskResult[None, TaskError]:
+    await asyncio.sleep(seconds)
+    return TaskResult(ok=None)
+
+
+@capped.task("capped_noop")
+def capped_noop(x: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=x)
+
+
+@capped.task("capped_span")
+def capped_span(seconds: float) -> TaskResult[list[float], TaskError]:
+    return TaskResult(ok=_span(seconds))
+
+
+@narrow.task("narrow_span", queue_name="narrow")
+def narrow_span(seconds: float) -> TaskResult[list[float], TaskError]:
+    return TaskResult(ok=_span(seconds))
+
+
+def _span(seconds: float) -> list[float]:
+    """When user code started and ended, on the clock that all processes of a machine share."""
+    started = time.monotonic()
+    time.sleep(seconds)
+    return [started, time.monotonic()]
