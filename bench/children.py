@@ -7,18 +7,16 @@ import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from pathlib import Path
 from uuid import uuid4
 
 from bench import sql_only
 from bench.app import moment, noop, span
-from bench.harness import ROOT, Bench
+from bench.harness import Bench
 from bench.measures import Figure
 from bench.variants import CAP, capped_noop, capped_span, narrow_span, rest
 from horsies.config import CustomQueueConfig, PostgresConfig
@@ -28,7 +26,6 @@ from horsies.storage.tasks import Completed, Room
 from horsies.storage.workers import Registration
 from horsies.worker.claim import Caps, Claimer, Owner
 
-APP = "bench.app:app"
 LOOPING, CAPPED, NARROW = "bench.variants:looping", "bench.variants:capped", "bench.variants:narrow"
 EMPTY = "SELECT NOT EXISTS (SELECT FROM horsies_tasks_live)"
 SPAN_SECONDS = 0.005
@@ -38,7 +35,7 @@ QUEUES = 100
 def children(bench: Bench, count: int) -> Iterator[Figure]:
     """Replace a child that was killed, recycle one after every task, weigh one, and fill one with async tasks."""
     bench.empty()
-    with _worker(bench, APP, "--processes", "1"):
+    with bench.worker("--processes", "1", loglevel="CRITICAL"):
         bench.wait_for_idle_worker()
         private = _private_mb(bench)
         replaced = _replacement(bench, count) * 1000
@@ -115,7 +112,7 @@ def _gap(bench: Bench, count: int, tasks_per_child: str) -> float:
     """From the end of a task to the start of the next one, in the only child that there is at a time."""
     bench.empty()
     span.send_many([(SPAN_SECONDS,)] * count).unwrap()
-    with _worker(bench, APP, "--processes", "1", "--max-tasks-per-child", tasks_per_child):
+    with bench.worker("--processes", "1", "--max-tasks-per-child", tasks_per_child, loglevel="CRITICAL"):
         bench.wait_until(EMPTY)
     return statistics.median(after[0] - before[1] for before, after in pairwise(_spans(bench)))
 
@@ -123,7 +120,7 @@ def _gap(bench: Bench, count: int, tasks_per_child: str) -> float:
 def _recycling_rate(bench: Bench, count: int) -> float:
     bench.empty()
     noop.send_many([(n,) for n in range(count)]).unwrap()
-    with _worker(bench, APP, "--processes", "2", "--max-tasks-per-child", "1"):
+    with bench.worker("--processes", "2", "--max-tasks-per-child", "1", loglevel="CRITICAL"):
         bench.wait_until(EMPTY)
     return count / _drain_seconds(bench)
 
@@ -142,8 +139,15 @@ def _width_seconds(bench: Bench, count: int) -> float:
     bench.empty()
     rest.send_many([(1.0,)] * count).unwrap()
     bench.settle_statistics()
-    with _worker(
-        bench, LOOPING, "--processes", "1", "--async-processes", "1", "--async-concurrency", str(count)
+    with bench.worker(
+        "--processes",
+        "1",
+        "--async-processes",
+        "1",
+        "--async-concurrency",
+        str(count),
+        app=LOOPING,
+        loglevel="CRITICAL",
     ):
         bench.wait_until(EMPTY)
     return _drain_seconds(bench)
@@ -156,7 +160,7 @@ def _capped_rate(bench: Bench, count: int) -> float:
     bench.empty()
     capped_noop.send_many([(n,) for n in range(count)]).unwrap()
     bench.settle_statistics()
-    with _worker(bench, CAPPED, "--processes", "2", "--max-tasks-per-child", "0"):
+    with bench.worker("--processes", "2", "--max-tasks-per-child", "0", app=CAPPED, loglevel="CRITICAL"):
         bench.wait_until(EMPTY)
     return count / _drain_seconds(bench)
 
@@ -166,7 +170,7 @@ def _overlap(bench: Bench, app: str, send: Callable[[], object]) -> int:
     bench.empty()
     with ExitStack() as stack:
         for _ in range(2):
-            stack.enter_context(_worker(bench, app, "--processes", "2"))
+            stack.enter_context(bench.worker("--processes", "2", app=app, loglevel="CRITICAL"))
         bench.wait_until("SELECT count(*) = 2 FROM horsies_workers WHERE waiting")
         send()
         bench.wait_until(EMPTY)
@@ -251,15 +255,3 @@ def _spans(bench: Bench) -> list[tuple[float, float]]:
     rows = bench.session.execute("SELECT result FROM horsies_tasks WHERE NOT live AND status = 'COMPLETED'")
     results = [json.loads(result)["ok"] for (result,) in rows]
     return sorted((started, ended) for started, ended in results)
-
-
-@contextmanager
-def _worker(bench: Bench, app: str, *arguments: str) -> Generator[None]:
-    """A worker of this app for as long as the block lasts."""
-    command = [sys.executable, "-m", "horsies", "worker", app, "--loglevel", "CRITICAL", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "HORSIES_DATABASE_URL": bench.url})
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)

@@ -66,16 +66,18 @@ class Bench:
             time.sleep(0.05)
 
     @contextmanager
-    def worker(self, *arguments: str) -> Generator[None]:
+    def worker(
+        self, *arguments: str, app: str = "bench.app:app", loglevel: str = "WARNING"
+    ) -> Generator[None]:
         """A worker, idle or at work, for as long as the block lasts."""
         command = [
             sys.executable,
             "-m",
             "horsies",
             "worker",
-            "bench.app:app",
+            app,
             "--loglevel",
-            "WARNING",
+            loglevel,
             *arguments,
         ]
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "HORSIES_DATABASE_URL": self.url})
