@@ -60,6 +60,8 @@ _STEADY_PLANS = (
     "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off"
     " -c enable_material=off -c jit=off -c plan_cache_mode=force_generic_plan"
 )
+# Whoever waited for a turn must see what was written by those before, whatever the database prefers.
+_FRESH_SNAPSHOTS = r"-c default_transaction_isolation=read\ committed"
 
 
 async def connect(config: PostgresConfig, *, session: bool = False, name: str = "horsies") -> Connection:
@@ -77,7 +79,11 @@ async def connect(config: PostgresConfig, *, session: bool = False, name: str = 
 async def connect_worker(config: PostgresConfig, name: str) -> Connection:
     """Open a worker's own connection: direct, with steady plans, and ids and times left as the text they came as."""
     connection = await AsyncConnection.connect(
-        make_conninfo(config.session_conninfo, **connection_settings(config, name), options=_STEADY_PLANS),
+        make_conninfo(
+            config.session_conninfo,
+            **connection_settings(config, name),
+            options=f"{_STEADY_PLANS} {_FRESH_SNAPSHOTS}",
+        ),
         autocommit=True,
     )
     for kind in ("uuid", "timestamptz"):

@@ -113,6 +113,8 @@ class Engine:
         self._due_unknown = True
         self._unsure = False
         self._stopping = False
+        self._named = asyncio.Event()
+        self._named.set()
         self._asking = [0 for _ in pools]
         self._gather_until = 0.0
         self._refresh_at = 0.0
@@ -173,13 +175,18 @@ class Engine:
         self._unsure = True
         self._news.set()
 
-    def disown(self, owner: Owner) -> None:
-        """Go on under another name: what was held under the old one has been given away."""
-        self.owner = owner
+    def disown(self) -> None:
+        """What was held under our name has been given away. Nothing is asked for until we have another one."""
+        self._named.clear()
         self._caps.forget()
         self._prefetched.clear()
         self._unsettled.clear()
         self._said_waiting = (False, False)
+
+    def go_on_as(self, owner: Owner) -> None:
+        """Go on under another name, which the database knows by now."""
+        self.owner = owner
+        self._named.set()
         self.look_again()
 
     @property
@@ -210,10 +217,12 @@ class Engine:
         self._attention.search()
         self._said_waiting = (False, False)  # whatever was said over the last connection, it is said again
         while not self._is_done():
+            await self._named.wait()
             if self._unsure:
                 await self._helper_idle.wait()
                 await self._give_back(connection)
-            elif self._holds_too_long():
+                continue  # that may have been the last thing to do
+            if self._holds_too_long():
                 self._prefetched.clear()
                 await self._give_back(connection)
                 self._look = False  # it is for others to take
@@ -256,7 +265,7 @@ class Engine:
 
         Not within limits of the cluster: what two round trips at once hold of them could not be told.
         """
-        if self._stopping or self._unsure or not self._cycling or self._caps:
+        if self._stopping or self._unsure or not self._cycling or self._caps or not self._named.is_set():
             return False
         if self._limits.prefetch:
             return len(self.settler.completed) >= HELP_BATCH and not self._gathers()

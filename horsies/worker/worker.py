@@ -123,15 +123,15 @@ class Worker:
                 if applied:
                     logger.info("Schema created or upgraded (%d migrations)", applied)
                 async with await connect_worker(postgres, "horsies-worker") as connection:
-                    await self._register(connection)
+                    await self._register(connection, self._engine.owner)
                 return
             except TRANSIENT as error:
                 await self._bear(error, attempt, postgres)
                 attempt += 1
 
-    async def _register(self, connection: Connection) -> None:
+    async def _register(self, connection: Connection, owner: Owner) -> None:
         asked_at = time.monotonic()
-        rates = await workers.register(connection, self._registration(), self._definitions())
+        rates = await workers.register(connection, self._registration(owner), self._definitions())
         self._engine.limit_rates(rates)
         self._renewed(asked_at + self._lease_seconds)
 
@@ -233,8 +233,10 @@ class Worker:
         """We were declared dead: our tasks have been given away, so what runs them here is ended."""
         logger.error("this worker was declared dead while it was away; going on under another id")
         self._kill_running()
-        self._engine.disown(self._new_owner())
-        await self._register(connection)
+        self._engine.disown()
+        owner = self._new_owner()
+        await self._register(connection, owner)
+        self._engine.go_on_as(owner)
 
     def _kill_running(self) -> None:
         for pool in self._pools:
@@ -306,8 +308,7 @@ class Worker:
         """A name that was never used before, whatever the host and the process are called."""
         return Owner(uuid4(), socket.gethostname(), f"worker-{os.getpid()}", self._lease_seconds)
 
-    def _registration(self) -> Registration:
-        owner = self._engine.owner
+    def _registration(self, owner: Owner) -> Registration:
         queues = [queue.name for queue in self._queues]
         return Registration(
             owner.worker_id, owner.hostname, os.getpid(), self._config.processes, queues, owner.lease_seconds

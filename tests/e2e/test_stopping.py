@@ -19,12 +19,14 @@ app = Horsies(AppConfig.for_database_url(URL, prefetch_buffer=4, claim_lease_ms=
 
 @app.task("wait_for")
 def wait_for(path: str) -> TaskResult[int, TaskError]:
+    Path(f"{path}-begun").touch()
     while not Path(path).exists():
         time.sleep(0.005)
     return TaskResult(ok=os.getpid())
 
 @app.task("once_more", idempotent=True)
 def once_more(path: str) -> TaskResult[int, TaskError]:
+    Path(f"{path}-begun").touch()
     while not Path(path).exists():
         time.sleep(0.005)
     return TaskResult(ok=os.getpid())
@@ -95,10 +97,10 @@ def test_a_running_task_ends_well_and_nothing_new_is_started(
 def test_a_second_signal_ends_running_tasks_by_their_policy_at_once(workplace: Workplace, db: Db) -> None:
     office = staffed(workplace, APP, "--processes=2", "--prefetch-buffer=0")
     processes = descendants(office.worker.pid)
-    lost = office.tasks.wait_for.send(str(office.gate("never"))).unwrap()
-    repeatable = office.tasks.once_more.send(str(office.gate("never"))).unwrap()
-    for handle in (lost, repeatable):
-        until_status(db, handle, "RUNNING")
+    lost = office.tasks.wait_for.send(str(office.gate("first"))).unwrap()
+    repeatable = office.tasks.once_more.send(str(office.gate("second"))).unwrap()
+    for gate in ("first", "second"):  # as long as its code has not begun, a task is given back
+        eventually(office.gate(f"{gate}-begun").exists, what="the task having begun")
 
     office.worker.signal(signal.SIGTERM)
     eventually(lambda: _is_stopping(office), what="the worker stopping")

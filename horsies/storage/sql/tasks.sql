@@ -90,7 +90,9 @@ WITH ended AS (
 ), told AS (
     SELECT count(*) AS ended, count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) AS notified FROM ended
 ), pool AS MATERIALIZED (
+    -- A worker that was declared dead, and does not know yet, takes nothing more.
     SELECT * FROM json_to_recordset(CAST(%(pools)s AS json)) AS pool (pool integer, room integer, idle integer, pids integer[])
+     WHERE NOT EXISTS (SELECT FROM horsies_workers WHERE worker_id = %(worker_id)s AND dead_at IS NOT NULL)
 ), cap AS MATERIALIZED (
     SELECT queue_name, mine, recorded,
            greatest(0, most - mine - (SELECT coalesce(sum(tasks), 0) FROM horsies_in_flight AS other
@@ -134,8 +136,12 @@ WITH ended AS (
             LIMIT pool.room) AS found
 ), within AS (
     SELECT next.*, row_number() OVER (ORDER BY place, number) AS turn
-      FROM (SELECT next.*, row_number() OVER (PARTITION BY queue_name ORDER BY place, number) AS of_queue FROM next) AS next
+      FROM (SELECT next.*, row_number() OVER (PARTITION BY queue_name ORDER BY place, number) AS of_queue,
+                   row_number() OVER (PARTITION BY rate_key ORDER BY place, number) AS of_rate
+              FROM next) AS next
+      LEFT JOIN rate USING (rate_key)
      WHERE of_queue <= least(%(batch)s, (SELECT (of ->> queue_name)::integer FROM allowance))
+       AND of_rate <= coalesce(rate.allowed, of_rate)
 ), placed AS (
     SELECT id, rate_key, turn, pid
       FROM (SELECT within.id, rate_key, turn,
@@ -177,11 +183,11 @@ WITH ended AS (
     SELECT queue_name, %(worker_id)s, tasks FROM counted WHERE tasks <> recorded
     ON CONFLICT (queue_name, worker_id) DO UPDATE SET tasks = excluded.tasks
 ), woken AS (
-    -- What we leave to others, those who sleep would not notice.
+    -- What we leave to others, those who sleep would not notice. When it is not known what was said last, it may be some.
     SELECT count(pg_notify(horsies_queue_channel(line.queue_name), '')) AS queues
       FROM (SELECT DISTINCT line.queue_name
               FROM counted CROSS JOIN horsies_workers AS worker CROSS JOIN unnest(worker.queues) AS line (queue_name)
-             WHERE counted.tasks < counted.recorded AND counted.queue_name IN ('', line.queue_name)
+             WHERE (counted.tasks < counted.recorded OR counted.recorded < 0) AND counted.queue_name IN ('', line.queue_name)
                AND (worker.waiting OR worker.waiting_async) AND worker.lease_expires_at > now()
                AND worker.worker_id <> %(worker_id)s) AS line
 )

@@ -1,0 +1,255 @@
+"""What a worker asks for: never more than it has room for, fairly, and with an honest account of what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horsies import CustomQueueConfig
+from horsies.storage.tasks import Ask, Cap, Claimed, Room
+from horsies.worker.claim import NO_LIMIT, START, Caps, Claimer, Owner, budget
+
+few = st.integers(0, 20)
+OWNER = Owner(uuid4(), "host", "worker-1", 10.0)
+ONE_POOL = {False: 0, True: 0}
+TWO_POOLS = {False: 0, True: 1}
+_ids = count(1)
+
+
+def queue(name: str, priority: int = 50, most: int | None = None) -> CustomQueueConfig:
+    return CustomQueueConfig(name=name, priority=priority, max_concurrency=most)
+
+
+def held(queue_name: str, *, is_async: bool = False, task_name: str = "add", pid: int | None = 7) -> Claimed:
+    """A task in a worker's hands."""
+    return Claimed(
+        turn=1,
+        id=f"00000000-0000-0000-0000-{next(_ids):012}",
+        claim_seq=1,
+        task_name=task_name,
+        args=None,
+        kwargs=None,
+        queue_name=queue_name,
+        is_async=is_async,
+        priority=50,
+        enqueued_at="2025-01-01T00:00:00Z",
+        pid=pid,
+        timeout_ms=None,
+        retry_count=0,
+        max_retries=0,
+        crash_count=0,
+        has_expiry=False,
+        task_options=None,
+    )
+
+
+# --- how much room there is
+
+
+@given(processes=st.integers(1, 20), running=few, claimed=few)
+def test_without_prefetch_the_room_is_the_processes_less_what_is_in_flight(
+    processes: int, running: int, claimed: int
+) -> None:
+    room = budget(slots=processes, prefetch=0, max_claim_per_worker=0, running=running, claimed=claimed)
+
+    assert room == max(0, processes - (running + claimed))
+
+
+@given(processes=st.integers(1, 20), prefetch=few, running=few, claimed=few)
+def test_with_prefetch_what_is_claimed_takes_up_room_too(
+    processes: int, prefetch: int, running: int, claimed: int
+) -> None:
+    room = budget(
+        slots=processes, prefetch=prefetch, max_claim_per_worker=0, running=running, claimed=claimed
+    )
+
+    assert room == max(0, processes + prefetch - running - claimed)
+
+
+@given(processes=st.integers(1, 20), prefetch=few, most=st.integers(1, 30), running=few, claimed=few)
+def test_a_worker_never_holds_more_unstarted_tasks_than_it_may(
+    processes: int, prefetch: int, most: int, running: int, claimed: int
+) -> None:
+    room = budget(
+        slots=processes, prefetch=prefetch, max_claim_per_worker=most, running=running, claimed=claimed
+    )
+
+    local_budget = processes + prefetch - running - claimed
+    assert room == max(0, min(local_budget, most - claimed))
+
+
+# --- what counts against the limits of the cluster
+
+
+def test_without_limits_there_is_nothing_to_account_for() -> None:
+    caps = Caps(None, [queue("a"), queue("b", most=0)])
+
+    assert not caps
+    assert caps.ask([held("a")]) == []
+    assert not caps.are_off([held("a")])
+
+
+def test_every_limit_is_asked_for_with_what_is_held_of_it() -> None:
+    caps = Caps(9, [queue("a", most=3), queue("b"), queue("c", most=2)])
+
+    asked = caps.ask([held("a"), held("a", is_async=True), held("b")])
+
+    assert caps
+    assert asked == [Cap("a", 3, 2, 0), Cap("c", 2, 0, 0), Cap("", 9, 3, 0)]
+
+
+def test_what_was_written_is_what_was_held_and_what_was_started() -> None:
+    caps = Caps(9, [queue("a", most=3)])
+    before = [held("a")]
+    started = [held("a"), held("b")]
+
+    caps.claimed(caps.ask(before), started)
+
+    assert caps.ask([*before, *started]) == [Cap("a", 3, 2, 2), Cap("", 9, 3, 3)]
+    assert not caps.are_off([*before, *started])
+    assert caps.are_off(started)
+    assert caps.are_off([*before, *started, held("b")])
+
+
+def test_after_forgetting_everything_is_said_anew_even_that_nothing_is_held() -> None:
+    caps = Caps(9, [queue("a", most=3)])
+    caps.claimed(caps.ask([]), [held("a")])
+
+    caps.forget()
+
+    assert caps.are_off([])
+    assert [cap.recorded for cap in caps.ask([])] == [-1, -1]
+    caps.claimed(caps.ask([]), [])
+    assert not caps.are_off([])
+
+
+@given(
+    cap=st.none() | st.integers(1, 9),
+    most=st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 9)),
+    names=st.lists(st.sampled_from("abc"), max_size=9),
+)
+def test_the_account_is_right_after_every_claim(
+    cap: int | None, most: dict[str, int | None], names: list[str]
+) -> None:
+    caps = Caps(cap, [queue(name, most=limit) for name, limit in most.items()])
+    mine: list[Claimed] = []
+    for name in names:
+        task = held(name)
+        caps.claimed(caps.ask(mine), [task])
+        mine.append(task)
+
+        assert not caps.are_off(mine)
+        limited = cap is not None or bool(most.get(name))
+        assert caps.are_off(mine[:-1]) == limited
+    for entry in caps.ask(mine):
+        assert entry.mine == entry.recorded == sum(entry.queue_name in ("", name) for name in names)
+
+
+# --- whom to ask, in which order
+
+
+def ask(claimer: Claimer, *rooms: int, ceiling: int = NO_LIMIT, now: float = 0.0) -> Ask:
+    pools = [Room(number, room, room, list(range(room))) for number, room in enumerate(rooms)]
+    return claimer.ask(OWNER, pools, ceiling, [], now)
+
+
+def asked_queues(found: Ask) -> list[str]:
+    """The queues, each when it is first asked."""
+    return list(dict.fromkeys(line.queue_name for line in found.lines))
+
+
+def test_queues_are_asked_by_priority() -> None:
+    claimer = Claimer([queue("c", 100), queue("a", 1), queue("b", 50)], ONE_POOL, 0)
+
+    for _ in range(5):
+        assert asked_queues(ask(claimer, 4)) == ["a", "b", "c"]
+
+
+def test_queues_of_equal_priority_take_turns_at_being_first() -> None:
+    claimer = Claimer([queue("a", 7), queue("last", 9), queue("b", 7), queue("c", 7)], {False: 0}, 0)
+
+    orders = [asked_queues(ask(claimer, 4)) for _ in range(6)]
+
+    assert {order[-1] for order in orders} == {"last"}
+    assert [order[0] for order in orders[:3]] == [order[0] for order in orders[3:]]
+    assert {order[0] for order in orders} == {"a", "b", "c"}
+
+
+@given(priorities=st.lists(st.integers(1, 3), min_size=1, max_size=6), passes=st.integers(1, 20))
+def test_every_line_is_asked_in_every_pass_the_urgent_ones_first(priorities: list[int], passes: int) -> None:
+    names = [f"q{number}" for number in range(len(priorities))]
+    priority_of = dict(zip(names, priorities, strict=True))
+    claimer = Claimer([queue(name, priority_of[name]) for name in names], TWO_POOLS, 0)
+    claimer.limit_rates(["slow"])
+    for _ in range(passes):
+        lines = ask(claimer, 3, 3).lines
+
+        asked = [(line.queue_name, line.is_async, line.rate_key) for line in lines]
+        assert sorted(asked) == sorted(
+            (name, kind, rate) for name in names for kind in (False, True) for rate in ("", "slow")
+        )
+        urgency = [priority_of[line.queue_name] for line in lines]
+        assert urgency == sorted(urgency)
+
+
+def test_a_paused_queue_is_not_asked_and_one_without_a_limit_is() -> None:
+    claimer = Claimer([queue("paused", most=0), queue("open"), queue("limited", most=1)], ONE_POOL, 0)
+
+    assert sorted(asked_queues(ask(claimer, 4))) == ["limited", "open"]
+
+
+def test_a_pool_without_room_is_not_asked_for_and_neither_is_anything_at_a_ceiling_of_none() -> None:
+    claimer = Claimer([queue("a")], TWO_POOLS, 0)
+    claimer.limit_rates(["slow"])
+
+    assert {line.is_async for line in ask(claimer, 0, 5).lines} == {True}
+    assert {line.quota for line in ask(claimer, 0, 5).lines} == {5}
+    nothing = ask(claimer, 3, 3, ceiling=0)
+    assert (nothing.lines, nothing.rates) == ([], [])
+    assert ask(claimer, 3, 3).rates == ["slow"]
+
+
+@pytest.mark.parametrize(("batch", "quota"), [(0, 9), (4, 4), (20, 9)])
+def test_no_line_is_asked_for_more_than_a_batch(batch: int, quota: int) -> None:
+    asked = ask(Claimer([queue("a"), queue("b")], {False: 0}, batch), 9)
+
+    assert [line.quota for line in asked.lines] == [quota, quota]
+    assert asked.batch == (batch or NO_LIMIT)
+
+
+def keys_of(found: Ask) -> dict[tuple[str, str], tuple[int, str, str]]:
+    return {
+        (line.queue_name, line.rate_key): (line.priority, line.enqueued_at, line.id) for line in found.lines
+    }
+
+
+def key(task: Claimed) -> tuple[int, str, str]:
+    return task.priority, task.enqueued_at, task.id
+
+
+def test_a_line_is_read_on_from_the_last_task_claimed_until_it_is_time_to_begin_anew() -> None:
+    claimer = Claimer([queue("a"), queue("b")], {False: 0}, 0)
+    tasks: Sequence[Claimed] = [held("a"), held("a")]
+    assert keys_of(ask(claimer, 4, now=100.0)) == {("a", ""): START, ("b", ""): START}
+    claimer.claimed(tasks, seconds=0.001, now=100.0)
+
+    assert keys_of(ask(claimer, 4, now=100.01)) == {("a", ""): key(tasks[-1]), ("b", ""): START}
+    assert claimer.rewind()
+    assert keys_of(ask(claimer, 4, now=100.02)) == {("a", ""): START, ("b", ""): START}
+    assert not claimer.rewind()
+
+
+def test_a_rate_limited_line_is_always_read_from_its_beginning() -> None:
+    claimer = Claimer([queue("a")], {False: 0}, 0)
+    claimer.limit_rates(["slow"])
+    plain, limited = held("a"), held("a", task_name="slow")
+    ask(claimer, 4, now=100.0)
+
+    claimer.claimed([plain, limited], seconds=0.001, now=100.0)
+
+    assert keys_of(ask(claimer, 4, now=100.01)) == {("a", ""): key(plain), ("a", "slow"): START}
