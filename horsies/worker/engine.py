@@ -12,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from psycopg import errors
@@ -26,18 +25,14 @@ from horsies.storage import tasks, workers
 from horsies.storage.database import TRANSIENT, Connection
 from horsies.storage.tasks import Claimed, Failure, Room, Start
 from horsies.worker.attention import Attention
-from horsies.worker.claim import NO_LIMIT, Caps, Claimer, Owner, budget
+from horsies.worker.capacity import FULL_SECONDS, Capacity, Limits
+from horsies.worker.claim import Caps, Claimer, Owner
 from horsies.worker.pool import ChildPool
 from horsies.worker.settle import Settler
 from horsies.worker.wire import Outcome
 
 logger = logging.getLogger("horsies.worker")
 
-# With prefetch, a child is sent as many calls ahead as it should be able to run in this time.
-AHEAD_SECONDS = 0.008
-MAX_AHEAD = 128
-# How much the last run counts in the expected time of the next one. A long one is felt at once.
-RUN_TIME_WEIGHT = 0.1
 # With prefetch, results may gather so long between two round trips while the children have enough to do.
 GATHER_SECONDS = 0.005
 # Within limits of the cluster one round trip at a time is under way, so what short tasks were started together may end
@@ -47,13 +42,8 @@ TOGETHER_SECONDS = 0.001
 HELP_BATCH = 32
 # While a task runs, the next due time is not asked for at once: its result may come any moment.
 CALM_SECONDS = 0.01
-# A worker without room for this long does not want to be woken.
-FULL_SECONDS = 0.1
 # A round trip that takes so long may go by a plan for another table size; it is not looked at all the time, though.
 SLOW_SECONDS, REFRESH_SECONDS = 0.03, 5.0
-# However much room there is, a claim takes no more than this at once.
-MAX_CLAIM = 500
-
 EXPIRED = encode_result(
     TaskResult(
         err=TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="the task was not started in time")
@@ -63,23 +53,8 @@ EXPIRED = encode_result(
 ).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a worker may hold, and how long it sleeps at most."""
-
-    prefetch: int
-    max_claim_per_worker: int
-    max_claim_batch: int
-    cluster_wide_cap: int | None
-    poll_seconds: float
-    hold_seconds: float
-
-
 class Engine:
-    """Moves tasks between the database and the pools; knows neither signals nor reconnection.
-
-    The first pool runs plain tasks, with prefetch if that is on; async ones have a second pool, or share the first.
-    """
+    """Moves tasks between the database and the pools; knows neither signals nor reconnection."""
 
     def __init__(
         self,
@@ -94,10 +69,8 @@ class Engine:
         self.stale_results = 0
         self._limits = limits
         self._queues = [queue.name for queue in queues]
-        self._pools = pools
-        self._plain = pools[0]
-        self._pool_of = {False: 0, True: len(pools) - 1}
-        self._claimer = Claimer(queues, self._pool_of, limits.max_claim_batch)
+        self._capacity = Capacity(pools, limits)
+        self._claimer = Claimer(queues, self._capacity.pool_of, limits.max_claim_batch)
         self._caps = Caps(limits.cluster_wide_cap, queues)
         self._attention = Attention()
         self._prefetched: deque[Claimed] = deque()
@@ -106,16 +79,13 @@ class Engine:
         self._look = True
         self._more = [True for _ in pools]  # whether there was more to take than room for it
         self._said_waiting = (False, False)
-        self._had_room_at = [0.0 for _ in pools]
         self._unsettled: dict[str, Claimed] = {}
-        self._run_time = AHEAD_SECONDS
         self._due_at: float | None = None
         self._due_unknown = True
         self._unsure = False
         self._stopping = False
         self._named = asyncio.Event()
         self._named.set()
-        self._asking = [0 for _ in pools]
         self._gather_until = 0.0
         self._refresh_at = 0.0
         self._cycling = False
@@ -132,8 +102,7 @@ class Engine:
         self._news.set()
 
     def ended(self, task: Claimed, outcome: Outcome) -> None:
-        if self._is_plain(task):
-            self._run_time += RUN_TIME_WEIGHT * (outcome.seconds - self._run_time)
+        self._capacity.ran(task, outcome.seconds)
         self.settler.ended(task, outcome)
         self._over(task)
 
@@ -192,7 +161,7 @@ class Engine:
     @property
     def load(self) -> int:
         """How many tasks the children have and have not ended."""
-        return sum(pool.load for pool in self._pools)
+        return self._capacity.load
 
     @property
     def state(self) -> WorkerState:
@@ -275,62 +244,32 @@ class Engine:
         """Whether results had better gather for a moment: the children have plenty to do, and there are only a few."""
         if self._stopping or self.settler.failed:
             return False
+        plain = self._capacity.plain
         if self._limits.prefetch == 0:
-            ends_soon = bool(self._caps) and self._plain.load > 0 and self._run_time < TOGETHER_SECONDS
+            ends_soon = bool(self._caps) and plain.load > 0 and self._capacity.run_time < TOGETHER_SECONDS
             return ends_soon and time.monotonic() < self._gather_until
-        capacity = self._plain.shape.slots * self._depth()
-        plenty, few = self._plain.load > capacity // 2, len(self.settler.completed) < capacity // 4
+        capacity = plain.shape.slots * self._capacity.depth()
+        plenty, few = plain.load > capacity // 2, len(self.settler.completed) < capacity // 4
         return plenty and few and time.monotonic() < self._gather_until
 
-    def _room(self, number: int) -> int:
-        """How many tasks a pool may be given; only plain ones are claimed ahead."""
-        return budget(
-            slots=self._pools[number].shape.slots,
-            prefetch=0 if number else self._limits.prefetch,
-            max_claim_per_worker=self._limits.max_claim_per_worker,
-            running=self._pools[number].load + self._asking[number],
-            claimed=0 if number else len(self._prefetched),
-        )
-
     def _has_room(self) -> bool:
-        return not self._stopping and any(self._room(number) > 0 for number in range(len(self._pools)))
-
-    def _depth(self) -> int:
-        """How many calls a child may be sent: as many as it runs, or with prefetch as many as are sure to be short."""
-        width = self._plain.shape.width
-        if self._limits.prefetch == 0 or width > 1:
-            return width
-        return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._run_time, 1e-6))))
+        return not self._stopping and self._capacity.has_room(len(self._prefetched))
 
     def _may_look(self) -> bool:
         """Whether there is something to ask for and somewhere to put it."""
-        self._plain.depth = self._depth()
-        if self._prefetched and self._plain.room():
-            return True
-        return any(self._wanted(number) for number in range(len(self._pools)))
+        wanted = self._wanted()
+        return any(wanted) or bool(self._prefetched and self._capacity.plain.room())
 
-    def _wanted(self, number: int) -> int:
-        """How many tasks to ask for now. Short ones are taken as they can be started, without a wait in between."""
-        if self._stopping or not self._look:
-            return 0
-        runs_ahead = number == 0 and self._limits.prefetch > 0
-        if not runs_ahead:
-            return min(self._room(number), self._pools[number].room(), MAX_CLAIM)
-        is_short = self._plain.depth > self._plain.shape.width
-        if self._prefetched and is_short:
-            return 0  # those that wait here come first
-        return min(self._room(0), self._plain.room()) if is_short else self._room(0)
+    def _wanted(self) -> list[int]:
+        wanted = self._capacity.wanted(len(self._prefetched))
+        return wanted if self._look and not self._stopping else [0 for _ in wanted]
 
     def _in_flight(self) -> list[Claimed]:
         """What counts against the limits of the cluster; with prefetch, only what was started."""
         if not self._caps:
             return []
-        held = [*self._unsettled.values(), *(task for pool in self._pools for task in pool.running)]
+        held = [*self._unsettled.values(), *self._capacity.running]
         return held if self._limits.prefetch else [*held, *self._prefetched]
-
-    def _is_plain(self, task: Claimed) -> bool:
-        """Whether it runs in the first pool."""
-        return self._pool_of[task.is_async] == 0
 
     def _caps_are_off(self) -> bool:
         """Whether others must be told that we take up less of the cluster's limits than they believe."""
@@ -354,7 +293,7 @@ class Engine:
     async def _cycle_completed(self, connection: Connection) -> None:
         """One round trip, one transaction: end what returned and claim as much again."""
         completed = self.settler.take_completed()
-        rooms = self._rooms()
+        rooms = self._capacity.rooms(self._wanted())
         limit = sum(room.room for room in rooms)
         if not completed and not limit and not self._caps_are_off():
             return
@@ -363,8 +302,9 @@ class Engine:
         began = time.monotonic()
         ending = {task.id: self._unsettled.pop(task.id) for task in completed if task.id in self._unsettled}
         caps = self._caps.ask(self._in_flight())
-        ask = self._claimer.ask(self.owner, rooms, self._ceiling(limit), caps, began)
-        self._reserve(rooms)
+        ceiling = self._capacity.ceiling(limit, len(self._prefetched))
+        ask = self._claimer.ask(self.owner, rooms, ceiling, caps, began)
+        self._capacity.reserve(rooms)
         try:
             ended, claimed = await tasks.exchange(connection, completed, ask)
         except TRANSIENT:
@@ -374,7 +314,7 @@ class Engine:
             self._caps.forget()
             raise
         finally:
-            self._unreserve(rooms)
+            self._capacity.unreserve(rooms)
         now = time.monotonic()
         if now - began > SLOW_SECONDS and now > self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS
@@ -387,30 +327,6 @@ class Engine:
         if ended < len(completed):
             await self._count_stale(connection, [task.id for task in completed])
 
-    def _rooms(self) -> list[Room]:
-        """What the pools can take now."""
-        self._plain.depth = self._depth()
-        wanted = [self._wanted(number) for number in range(len(self._pools))]
-        return [
-            Room(number, count, pool.idle() if count else 0, pool.free(count))
-            for number, (pool, count) in enumerate(zip(self._pools, wanted, strict=True))
-        ]
-
-    def _ceiling(self, limit: int) -> int:
-        """How many to claim at most, for all pools together."""
-        most = self._limits.max_claim_per_worker or NO_LIMIT
-        return min(limit, max(0, most - len(self._prefetched)))
-
-    def _reserve(self, rooms: Sequence[Room]) -> None:
-        for room in rooms:
-            self._asking[room.pool] += room.room
-            self._pools[room.pool].reserve(room.pids)
-
-    def _unreserve(self, rooms: Sequence[Room]) -> None:
-        for room in rooms:
-            self._asking[room.pool] -= room.room
-            self._pools[room.pool].unreserve(room.pids)
-
     def _take(self, claimed: list[Claimed], rooms: Sequence[Room], now: float) -> None:
         """Hand out what was claimed, and decide whether to look for more."""
         if self._stopping:
@@ -418,13 +334,14 @@ class Engine:
             return
         if not self._prefetched:
             self._started_at = now
-        found = [0 for _ in self._pools]
-        started: list[list[Claimed]] = [[] for _ in self._pools]
+        pools = self._capacity.pools
+        found = [0 for _ in pools]
+        started: list[list[Claimed]] = [[] for _ in pools]
         for task in claimed:
-            number = self._pool_of[task.is_async]
+            number = self._capacity.pool_of[task.is_async]
             found[number] += 1
             (self._prefetched if task.pid is None else started[number]).append(task)
-        for pool, calls in zip(self._pools, started, strict=True):
+        for pool, calls in zip(pools, started, strict=True):
             if calls:
                 pool.submit(calls)
         hungry = [room.pool for room in rooms if found[room.pool] < room.room]
@@ -441,8 +358,9 @@ class Engine:
 
     async def _start(self, connection: Connection) -> None:
         """Send prefetched tasks to children; one that cannot be started is no longer ours or came too late."""
-        idle = self._plain.idle()
-        pids = self._plain.free(len(self._prefetched))
+        plain = self._capacity.plain
+        idle = plain.idle()
+        pids = plain.free(len(self._prefetched))
         chosen: list[Claimed] = []
         for place, (task, pid) in enumerate(zip(self._prefetched, pids, strict=False)):
             if task.has_expiry and place >= idle:
@@ -451,19 +369,19 @@ class Engine:
         if not chosen:
             return
         pids = pids[: len(chosen)]
-        self._plain.reserve(pids)
+        plain.reserve(pids)
         try:
             ours = await tasks.start(
                 connection, [Start(task.id, task.claim_seq, task.pid or 0) for task in chosen]
             )
         finally:
-            self._plain.unreserve(pids)
+            plain.unreserve(pids)
         if self._stopping:
             return  # all that is prefetched goes back
         for _ in chosen:
             self._prefetched.popleft()
         self._started_at = time.monotonic()
-        self._plain.submit([task for task in chosen if task.id in ours])
+        plain.submit([task for task in chosen if task.id in ours])
         if len(ours) < len(chosen):
             await tasks.expire(connection, self.owner.worker_id, EXPIRED)
 
@@ -485,8 +403,7 @@ class Engine:
 
     async def _give_back(self, connection: Connection) -> None:
         """Everything in our name that we do not hold: unstarted when we stop, or claimed by a reply that was lost."""
-        held = [task.id for pool in self._pools for task in pool.running]
-        held += [task.id for task in self._prefetched]
+        held = [task.id for task in (*self._capacity.running, *self._prefetched)]
         held += [ended.id for ended in (*self.settler.completed, *self.settler.failed)]
         await tasks.release(connection, self.owner.worker_id, held)
         self._unsure = False
@@ -519,13 +436,10 @@ class Engine:
             await tasks.expire(connection, self.owner.worker_id, EXPIRED)
 
     def _waiting(self) -> tuple[bool, bool]:
-        """Whether plain tasks and async ones are waited for: not by a pool that has been full for some time."""
-        now = time.monotonic()
-        for number in range(len(self._pools)):
-            if self._room(number) > 0:
-                self._had_room_at[number] = now
-        is_waiting = [self._attention.waiting and now - at < FULL_SECONDS for at in self._had_room_at]
-        return is_waiting[self._pool_of[False]], is_waiting[self._pool_of[True]]
+        """Whether we sleep until we are told of plain tasks, and of async ones."""
+        plain, of_async = self._capacity.wants(len(self._prefetched), time.monotonic())
+        waiting = self._attention.waiting
+        return waiting and plain, waiting and of_async
 
     async def _sleep(self, pause: float | None, has_room: bool) -> bool:
         """Whether there was news before the time was up."""

@@ -20,7 +20,7 @@ from horsies.storage import states
 from horsies.storage.database import TRANSIENT, Connection, connect_worker
 from horsies.storage.states import Pulse, Snapshot
 from horsies.storage.tasks import Claimed, as_json
-from horsies.worker.engine import Limits
+from horsies.worker.capacity import Limits
 
 logger = logging.getLogger("horsies.worker")
 

@@ -30,8 +30,9 @@ from horsies.storage.listener import Listener
 from horsies.storage.migrate import migrate
 from horsies.storage.tasks import queue_channel
 from horsies.storage.workers import Definition, Registration
+from horsies.worker.capacity import Limits
 from horsies.worker.claim import Owner
-from horsies.worker.engine import Engine, Limits
+from horsies.worker.engine import Engine
 from horsies.worker.heartbeat import Heartbeat
 from horsies.worker.launch import Launcher, SpawnLauncher, TemplateLauncher
 from horsies.worker.pool import ChildPool, Hooks, Shape

@@ -18,7 +18,7 @@ from horsies import AppConfig, CustomQueueConfig, QueueMode, RecoveryConfig
 from horsies.status import WorkerState
 from horsies.storage.states import Pulse
 from horsies.storage.tasks import Claimed
-from horsies.worker.engine import Limits
+from horsies.worker.capacity import Limits
 from horsies.worker.snapshot import Activity, Agenda, Meter, Usage, pulses_of, setup_of, snapshot_of
 
 WORKER = UUID(int=7)
