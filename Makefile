@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 PYTHON ?=
 USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 
-.PHONY: help demo test lint types bench clean
+# How long a soak lasts.
+SOAK_MINUTES ?= 60
+
+.PHONY: help demo test lint types bench faults soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +18,8 @@ help:
 	@echo 'make lint    style and import rules'
 	@echo 'make types   type check'
 	@echo 'make bench   measure how fast it is on this machine'
+	@echo 'make faults  the fault drills at length, and how fast this machine recovers from what'
+	@echo 'make soak    a load under fault after fault, for SOAK_MINUTES'
 	@echo 'make clean   remove everything that was set up or built here'
 
 demo: $(VENV)/.runs
@@ -33,6 +38,13 @@ types: $(VENV)/.develops
 
 bench: $(VENV)/.develops
 	$(BIN)/python -m bench
+
+faults: $(VENV)/.develops
+	FAULTS_SCALE=5 $(BIN)/pytest -n 2 tests/faults
+	$(BIN)/python -m tests.faults
+
+soak: $(VENV)/.develops
+	$(BIN)/python -m tests.faults --soak $(SOAK_MINUTES)
 
 clean:
 	rm -rf .venv .venv-3.* build dist *.egg-info

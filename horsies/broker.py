@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from random import random
 from typing import Any
 from uuid import UUID
@@ -121,11 +121,13 @@ class Broker:
             if not again and len(rows) <= ROWS_PER_STATEMENT:
                 return await carry_out_async(store(rows), fetch)
             ids = [row.id for row in rows]
-            async with connection.transaction() as transaction:
-                ids = await carry_out_async(store(rows), fetch)
-                # A task that ended while its send was repeated has left the live rows: its id was free again.
-                if again and await tasks.finished(connection, [row.id for row in rows]):
-                    raise psycopg.Rollback(transaction)
+            # Of a connection that is lost while it rolls back, which is as good, the wish to do so comes out again.
+            with suppress(psycopg.Rollback):
+                async with connection.transaction() as transaction:
+                    ids = await carry_out_async(store(rows), fetch)
+                    # A task that ended while its send was repeated has left the live rows: its id was free again.
+                    if again and await tasks.finished(connection, [row.id for row in rows]):
+                        raise psycopg.Rollback(transaction)
             return ids
 
     async def watch(self, task_id: UUID, seconds: float | None) -> Seen | None:

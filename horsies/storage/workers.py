@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -85,6 +85,12 @@ async def wait(
 ) -> None:
     values = {"worker_id": worker_id, "waiting": waiting, "waiting_async": waiting_async, "state": state}
     await connection.execute(SQL["wait"], values)
+
+
+async def living(connection: Connection, sessions: Iterable[int]) -> set[int]:
+    """Which of these sessions, given as their servers' pids, have not ended."""
+    cursor = await connection.execute(SQL["living"], {"sessions": list(sessions)})
+    return {row[0] for row in await cursor.fetchall()}
 
 
 async def resign(connection: Connection, worker_id: UUID) -> None:

@@ -69,7 +69,9 @@ class Capacity:
         return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self.run_time, 1e-6))))
 
     def room(self, number: int, prefetched: int) -> int:
-        """How many tasks a pool may be given; only plain ones are claimed ahead."""
+        """How many tasks a pool may be given; only plain ones are claimed ahead, and none without a lease."""
+        if not self.pools[number].is_valid():
+            return 0
         return budget(
             slots=self.pools[number].shape.slots,
             prefetch=0 if number else self._limits.prefetch,

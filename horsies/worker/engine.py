@@ -42,6 +42,8 @@ TOGETHER_SECONDS = 0.001
 HELP_BATCH = 32
 # While a task runs, the next due time is not asked for at once: its result may come any moment.
 CALM_SECONDS = 0.01
+# So often at most it is looked whether the last statement of a lost connection has come to its end.
+DOUBT_SECONDS = 1.0
 # A round trip that takes so long may go by a plan for another table size; it is not looked at all the time, though.
 SLOW_SECONDS, REFRESH_SECONDS = 0.03, 5.0
 EXPIRED = encode_result(
@@ -83,6 +85,8 @@ class Engine:
         self._due_at: float | None = None
         self._due_unknown = True
         self._unsure = False
+        self._doubtful: set[int] = set()  # lost sessions that may still carry out what we asked for
+        self._doubt_at = 0.0
         self._stopping = False
         self._named = asyncio.Event()
         self._named.set()
@@ -144,6 +148,10 @@ class Engine:
         self._unsure = True
         self._news.set()
 
+    def lost(self, session: int) -> None:
+        """A connection is gone; until its session is, too, what it was asked for last may still come true."""
+        self._doubtful.add(session)
+
     def disown(self) -> None:
         """What was held under our name has been given away. Nothing is asked for until we have another one."""
         self._named.clear()
@@ -187,7 +195,7 @@ class Engine:
         self._said_waiting = (False, False)  # whatever was said over the last connection, it is said again
         while not self._is_done():
             await self._named.wait()
-            if self._unsure:
+            if self._unsure or self._has_doubts():
                 await self._helper_idle.wait()
                 await self._give_back(connection)
                 continue  # that may have been the last thing to do
@@ -209,6 +217,10 @@ class Engine:
                     self._gather_until = time.monotonic() + pause
             else:
                 await self._rest(connection)
+
+    def _has_doubts(self) -> bool:
+        """Whether it is time to look for claims that came true behind our back."""
+        return bool(self._doubtful) and time.monotonic() >= self._doubt_at
 
     def _holds_too_long(self) -> bool:
         """Whether none of the prefetched tasks could be started for so long that others should have them."""
@@ -315,6 +327,8 @@ class Engine:
             raise
         finally:
             self._capacity.unreserve(rooms)
+        if ask.worker_id != self.owner.worker_id or not self._named.is_set():
+            return  # we were declared dead meanwhile, and what was claimed in that name is not ours
         now = time.monotonic()
         if now - began > SLOW_SECONDS and now > self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS
@@ -374,10 +388,13 @@ class Engine:
             ours = await tasks.start(
                 connection, [Start(task.id, task.claim_seq, task.pid or 0) for task in chosen]
             )
+        except TRANSIENT:
+            self._prefetched.clear()  # some may count as started now, and could not be started again: all go back
+            raise
         finally:
             plain.unreserve(pids)
-        if self._stopping:
-            return  # all that is prefetched goes back
+        if not self._prefetched:
+            return  # we stop, or were declared dead: all that was prefetched goes back or is gone
         for _ in chosen:
             self._prefetched.popleft()
         self._started_at = time.monotonic()
@@ -405,6 +422,9 @@ class Engine:
         """Everything in our name that we do not hold: unstarted when we stop, or claimed by a reply that was lost."""
         held = [task.id for task in (*self._capacity.running, *self._prefetched)]
         held += [ended.id for ended in (*self.settler.completed, *self.settler.failed)]
+        if self._doubtful:
+            self._doubtful = await workers.living(connection, self._doubtful)
+            self._doubt_at = time.monotonic() + DOUBT_SECONDS
         await tasks.release(connection, self.owner.worker_id, held)
         self._unsure = False
 
@@ -446,6 +466,8 @@ class Engine:
         seconds = self._limits.poll_seconds if pause is None else pause
         if not has_room and any(self._said_waiting):
             seconds = FULL_SECONDS
+        if self._doubtful:
+            seconds = min(seconds, DOUBT_SECONDS)
         if self._due_at is not None and has_room:
             seconds = min(seconds, max(0.0, self._due_at - time.monotonic()))
         return await self._news_within(seconds)

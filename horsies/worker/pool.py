@@ -147,6 +147,8 @@ class ChildPool:
 
     def _open(self) -> list[Child]:
         now = asyncio.get_running_loop().time()
+        if now >= self._valid_until:
+            return []
         return [
             child
             for child in self._children.values()
@@ -171,7 +173,7 @@ class ChildPool:
         self.load += len(calls)
         by_child: dict[int, list[Claimed]] = {}
         for call in calls:
-            if call.pid in self._children and not self._homeless and self._is_valid():
+            if call.pid in self._children and not self._homeless and self.is_valid():
                 by_child.setdefault(call.pid, []).append(call)
             else:
                 self._homeless.append(call)  # behind those that have waited longer
@@ -184,7 +186,8 @@ class ChildPool:
         self._valid_until = valid_until
         self._house()
 
-    def _is_valid(self) -> bool:
+    def is_valid(self) -> bool:
+        """Whether our lease holds: without one, no call is begun."""
         return asyncio.get_running_loop().time() < self._valid_until
 
     def _send(self, child: Child, batch: Sequence[Claimed]) -> None:
@@ -207,7 +210,7 @@ class ChildPool:
 
     def _house(self) -> None:
         """Find children for calls whose own child went away before it touched them, the oldest first."""
-        while self._homeless and self._is_valid():
+        while self._homeless and self.is_valid():
             child = min(self._open(), key=self._held, default=None)
             if child is None:
                 return

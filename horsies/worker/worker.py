@@ -137,8 +137,11 @@ class Worker:
         self._renewed(asked_at + self._lease_seconds)
 
     def _renewed(self, valid_until: float) -> None:
+        had_lapsed = not self._pools[0].is_valid()
         for pool in self._pools:
             pool.renew(valid_until)
+        if had_lapsed:
+            self._engine.look_again()
 
     async def _bear(self, error: BaseException, attempt: int, postgres: PostgresConfig) -> None:
         """Wait before the next try to reach the database; raise when it will not help."""
@@ -198,14 +201,16 @@ class Worker:
         self, postgres: PostgresConfig, work: Callable[[Connection], Awaitable[None]]
     ) -> None:
         """Carry on with some work over one connection after another."""
-        attempt = 0
+        attempt = session = 0
         while True:
             try:
                 async with await connect_worker(postgres, "horsies-worker") as connection:
-                    attempt = 0
+                    attempt, session = 0, connection.info.backend_pid
                     await work(connection)
                     return
             except TRANSIENT as error:
+                if session:
+                    self._engine.lost(session)
                 await self._bear(error, attempt, postgres)
                 attempt += 1
 

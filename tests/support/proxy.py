@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Coroutine
+from random import Random
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,7 +33,13 @@ class Proxy:
         self._links: set[_Link] = set()
         self._fault: Fault | None = None
         self._skip = 0
+        self._of = b""
+        self._share = 0.0
+        self._random = Random()
+        self._open = asyncio.Event()
+        self._open.set()
         self.refusing = False
+        self.delay = 0.0  # seconds that everything takes, each way
         self.lost = 0
         self.statements = 0
 
@@ -41,13 +48,28 @@ class Proxy:
         login = f"{self._server.username}:{self._server.password}"
         return self._server._replace(netloc=f"{login}@127.0.0.1:{self._port}").geturl()
 
-    def lose_reply(self, skip: int = 0) -> None:
-        """The next statement, or a later one, is carried out, but its answer never arrives."""
-        self._fault, self._skip = "reply", skip
+    def lose_reply(self, skip: int = 0, of: bytes = b"") -> None:
+        """The next statement, or a later one, is carried out, but its answer never arrives.
+
+        With `of`, only statements count whose text holds that; a prepared one is sent without its text.
+        """
+        self._fault, self._skip, self._of = "reply", skip, of
 
     def lose_statement(self, skip: int = 0) -> None:
         """The next statement, or a later one, never reaches the server."""
-        self._fault, self._skip = "statement", skip
+        self._fault, self._skip, self._of = "statement", skip, b""
+
+    def lose_replies(self, share: float, random: Random) -> None:
+        """From now on, so large a share of all statements is carried out without an answer; 0 ends that."""
+        self._share, self._random = share, random
+
+    def hold(self) -> None:
+        """Keep whatever arrives, on old connections and new ones, and say nothing: a network that swallows everything."""
+        self._loop.call_soon_threadsafe(self._open.clear)
+
+    def release(self) -> None:
+        """Let everything pass that was held."""
+        self._loop.call_soon_threadsafe(self._open.set)
 
     def cut(self) -> None:
         """Reset every connection there is."""
@@ -74,15 +96,21 @@ class Proxy:
 
     async def _close(self) -> None:
         self._listener.close()
+        self._open.set()
         await self._cut()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.passage()
         if self.refusing:
             _reset(writer)
             return
-        upstream = await asyncio.open_connection(self._server.hostname, self._server.port)
+        try:
+            upstream = await asyncio.open_connection(self._server.hostname, self._server.port)
+        except OSError:  # the server is away, and so are we
+            _reset(writer)
+            return
         link = _Link(self, (reader, writer), upstream)
         self._links.add(link)
         try:
@@ -90,10 +118,19 @@ class Proxy:
         finally:
             self._links.discard(link)
 
-    def next_fault(self) -> Fault | None:
+    async def passage(self) -> None:
+        """Wait as long as the way through takes."""
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        await self._open.wait()
+
+    def next_fault(self, data: bytes) -> Fault | None:
         """What befalls the statement that has just come."""
         self.statements += 1
-        if self._fault is None:
+        if self._share and self._random.random() < self._share:
+            self.lost += 1
+            return "reply"
+        if self._fault is None or self._of not in data:
             return None
         if self._skip > 0:
             self._skip -= 1
@@ -130,15 +167,17 @@ class _Link:
         while data := await self._client_reader.read(1 << 16):
             if not self._answering and data.startswith(_STATEMENTS):
                 self._answering = True
-                fault = self._proxy.next_fault()
+                fault = self._proxy.next_fault(data)
                 if fault == "statement":
                     return
                 self._swallowing = fault == "reply"
+            await self._proxy.passage()
             self._server.write(data)
 
     async def _downstream(self) -> None:
         while data := await self._server_reader.read(1 << 16):
             is_ready = _READY in data
+            await self._proxy.passage()
             if not self._swallowing:
                 self._client.write(data)
             elif is_ready:

@@ -59,6 +59,10 @@ UPDATE horsies_workers SET waiting = %(waiting)s, waiting_async = %(waiting_asyn
    AND (waiting, waiting_async, state) <> (%(waiting)s, %(waiting_async)s, %(state)s)
    AND set_config('synchronous_commit', 'off', true) IS NOT NULL;
 
+-- name: living
+-- Which of these sessions have not ended: what they were asked for last may still be carried out.
+SELECT pid FROM pg_stat_activity WHERE pid = ANY (%(sessions)s::int[]);
+
 -- name: resign
 DELETE FROM horsies_workers WHERE worker_id = %(worker_id)s;
 

@@ -1,0 +1,164 @@
+"""A drill: producers send, workers work, one fault is let loose, and when all has come to rest the history is checked."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tests.e2e.observing import is_alive
+from tests.faults.checker import History, check, repeated
+from tests.faults.scene import ROOT, Plan, Scene, Watch
+from tests.faults.testimony import Run, read_runs, read_sends
+from tests.faults.workload import NARROW, POLICIES, VARIABLE, Setup
+from tests.support.waiting import eventually
+
+Fault = Callable[[Scene], None]
+SETTLE_SECONDS = 90.0
+ORPHAN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a drill has shown."""
+
+    seed: int
+    violations: list[str]
+    sent: int
+    acknowledged: int
+    completed: int
+    failed: int
+    repeated: int
+    kills: int
+    resolved: int  # sends that failed and were then acknowledged
+    lost_replies: int
+    rescues: list[float]  # from the death of a process to the next run of what it ran
+    recoveries: list[float]  # from the end of a fault to the next run of anything
+    per_second: float
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """The counts, by what they count."""
+        return {
+            "sent": self.sent,
+            "completed": self.completed,
+            "failed": self.failed,
+            "broken promises": len(self.violations),
+            "kills": self.kills,
+            "finished tasks repeated": self.repeated,
+            "replies lost": self.lost_replies,
+            "failed sends resolved": self.resolved,
+        }
+
+
+def run(folder: Path, database_url: str, plan: Plan, fault: Fault, times: int = 1) -> Verdict:
+    """Carry out a drill in a folder of its own."""
+    print(f"seed {plan.seed}")
+    with Scene(folder, database_url, plan, _env(folder, plan)) as scene:
+        for _ in range(plan.workers):
+            scene.hire(ready=False)
+        for worker in scene.workers:
+            worker.wait_until_ready()
+        with Watch(folder, database_url) as watch:
+            scene.start_producers()
+            scene.strike(fault, times)
+            violations = _come_to_rest(scene)
+        return _verdict(scene, watch, violations)
+
+
+def _env(folder: Path, plan: Plan) -> dict[str, str]:
+    setup = Setup(
+        folder=str(folder),
+        lease_ms=plan.lease_ms,
+        prefetch=plan.prefetch,
+        narrow_cap=plan.narrow_cap,
+        task_ms=plan.task_ms,
+    )
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        VARIABLE: msgspec.json.encode(setup).decode(),
+    }
+
+
+def _come_to_rest(scene: Scene) -> list[str]:
+    """Wait until everything sent is final, then stop the workers; gives back what was wrong with either."""
+    wrong: list[str] = []
+    for number, producer in enumerate(scene.producers):
+        if producer.wait(SETTLE_SECONDS + scene.plan.seconds) != 0:
+            log = (scene.folder / f"producer-{number}.log").read_text()
+            wrong.append(f"producer {number} gave up: {log[-500:]}")
+    try:
+        eventually(lambda: scene.live() == 0, SETTLE_SECONDS, "everything being final")
+    except AssertionError as error:
+        wrong.append(str(error))
+    for worker in list(scene.workers):
+        worker.wait_until_ready()
+        if (code := scene.dismiss(worker)) != 0:
+            wrong.append(f"worker {worker.pid} exited with {code}: {worker.log[-500:]}")
+    return wrong
+
+
+def _verdict(scene: Scene, watch: Watch, violations: list[str]) -> Verdict:
+    history = _history(scene, watch)
+    sends, runs, rows = history.sends, sorted(history.runs, key=lambda run: run.began), history.rows
+    span = (runs[-1].began - runs[0].began) / 1e9 if runs else 0.0
+    return Verdict(
+        seed=scene.plan.seed,
+        violations=[*violations, *check(history)],
+        sent=len(sends),
+        acknowledged=sum(send.acknowledged is not None for send in sends),
+        completed=sum(row.status == "COMPLETED" for row in rows),
+        failed=sum(row.status == "FAILED" for row in rows),
+        repeated=repeated(history),
+        kills=scene.kills,
+        resolved=sum(send.failures > 0 and send.acknowledged is not None for send in sends),
+        lost_replies=sum(proxy.lost for proxy in scene.proxies),
+        rescues=_rescues(runs, history.alive),
+        recoveries=[gap for at in scene.healed_at for gap in _next_run(runs, at)],
+        per_second=len(runs) / span if span else 0.0,
+    )
+
+
+def _history(scene: Scene, watch: Watch) -> History:
+    """Everything that is known; processes have a moment to end after their worker has."""
+    ours = scene.known | set(watch.alive)
+    with suppress(AssertionError):
+        eventually(lambda: not any(map(is_alive, ours)), ORPHAN_SECONDS)
+    return History(
+        sends=read_sends(scene.folder),
+        runs=read_runs(scene.folder),
+        rows=scene.rows(),
+        policies=POLICIES,
+        caps={} if scene.plan.narrow_cap is None else {NARROW: scene.plan.narrow_cap},
+        seen=watch.seen,
+        alive=watch.alive,
+        frozen=scene.frozen,
+        strangers=frozenset(scene.strangers),
+        survivors=sorted(filter(is_alive, ours)),
+        crashes_expected=scene.plan.crashes,
+    )
+
+
+def _rescues(runs: Sequence[Run], alive: Mapping[int, int]) -> list[float]:
+    """For each run that was cut short and followed by another: the seconds from its process's death to that."""
+    last: dict[int, Run] = {}
+    found: list[float] = []
+    for run in runs:
+        before = last.get(run.number)
+        if before is not None and before.ended is None:
+            found.append((run.began - alive.get(before.pid, before.began)) / 1e9)
+        last[run.number] = run
+    return found
+
+
+def _next_run(runs: Sequence[Run], at: int) -> list[float]:
+    """Seconds from a moment to the next run that began; nothing when there was none."""
+    following = bisect_left(runs, at, key=lambda run: run.began)
+    return [(runs[following].began - at) / 1e9] if following < len(runs) else []

@@ -1,0 +1,313 @@
+"""The scene of a drill: workers, producers and a database, and someone who watches them from outside.
+
+Everything here was started here, and signals go to nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import psycopg
+
+from horsies import embedded
+from horsies.config import DEFAULT_CLAIM_LEASE_MS
+from tests.e2e.observing import children, descendants, is_alive
+from tests.faults.checker import Row
+from tests.faults.testimony import PRODUCERS, now, pids
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+from tests.support.workers import RunningWorker
+
+ROOT = Path(__file__).parents[2]
+WATCH_SECONDS = 0.05
+ROWS = (
+    "SELECT id::text, task_name, status, kwargs, result, error_code, claim_seq, crash_count, terminal_at"
+    " FROM horsies_tasks"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How large a drill is and how its parts reach the database."""
+
+    seed: int
+    sends: int = 1_000
+    seconds: float = 3.0
+    producers: int = 2
+    workers: int = 2
+    processes: int = 2
+    lease_ms: int | None = 1_500
+    prefetch: int = 0
+    narrow_cap: int | None = 3
+    task_ms: int = 12
+    proxied: bool = False
+    crashes: bool = True  # whether the fault may cost running tasks their process
+    env: tuple[tuple[str, str], ...] = ()
+
+
+class Watch:
+    """Notes who is alive and which rows are final, again and again, from a thread of its own."""
+
+    def __init__(self, folder: Path, database_url: str) -> None:
+        self.alive: dict[int, int] = {}
+        self.seen: dict[str, tuple[int, Row]] = {}
+        self._dead: set[int] = set()
+        self._folder = folder
+        self._url = database_url
+        self._latest: Any = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch")
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            with suppress(psycopg.Error), psycopg.connect(self._url, autocommit=True) as connection:
+                while not self._over.wait(WATCH_SECONDS):
+                    self._look_at_processes()
+                    self._look_at_rows(connection)
+            self._look_at_processes()
+            self._over.wait(WATCH_SECONDS)
+
+    def _look_at_processes(self) -> None:
+        for pid in pids(self._folder) - self._dead:
+            at = now()
+            if is_alive(pid):
+                self.alive[pid] = at
+            else:
+                self._dead.add(pid)
+
+    def _look_at_rows(self, connection: psycopg.Connection[Any]) -> None:
+        """Rows that have become final; an end is written a moment before it can be seen."""
+        since = " AND terminal_at > %(latest)s - interval '2 s'" if self._latest is not None else ""
+        rows = connection.execute(f"{ROWS} WHERE NOT live{since}", {"latest": self._latest}).fetchall()
+        at = now()
+        for values in rows:
+            self._latest = max(self._latest or values[-1], values[-1])
+            if values[0] not in self.seen:
+                self.seen[values[0]] = (at, row_of(values))
+
+
+def row_of(values: tuple[Any, ...]) -> Row:
+    task_id, task, status, kwargs, result, error_code, claim_seq, crash_count, _ = values
+    return Row(
+        task_id,
+        _number(kwargs),
+        task,
+        status,
+        None if result is None or not result.startswith('{"ok":') else str(msgspec.json.decode(result)["ok"]),
+        error_code,
+        claim_seq,
+        crash_count,
+    )
+
+
+def _number(kwargs: str | None) -> int | None:
+    try:
+        number = msgspec.json.decode(kwargs or "")["number"]
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+        return None
+    return number if isinstance(number, int) else None
+
+
+class Scene:
+    """Where a fault is let loose; `random` decides when, and on whom."""
+
+    def __init__(self, folder: Path, database_url: str, plan: Plan, env: dict[str, str]) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.url = database_url
+        self.random = Random(plan.seed)
+        self.workers: list[RunningWorker] = []
+        self.former: list[RunningWorker] = []
+        self.producers: list[subprocess.Popen[bytes]] = []
+        self.frozen: dict[int, int] = {}
+        self.strangers: set[str] = set()
+        self.known: set[int] = set()
+        self.kills = 0
+        self.healed_at: list[int] = []
+        self._env = env
+        self._began = time.monotonic()
+        self.worker_proxy = Proxy(database_url) if plan.proxied else None
+        self.producer_proxy = Proxy(database_url) if plan.proxied else None
+
+    def __enter__(self) -> Scene:
+        for proxy in self.proxies:
+            proxy.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in (*self.workers, *self.former):
+            self._end(worker.process)
+        for producer in self.producers:
+            self._end(producer)
+        for proxy in self.proxies:
+            proxy.__exit__()
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+    def _env_for(self, proxy: Proxy | None) -> dict[str, str]:
+        return self._env | {"HORSIES_DATABASE_URL": self.url if proxy is None else proxy.url}
+
+    @property
+    def lease(self) -> float:
+        return (self.plan.lease_ms or DEFAULT_CLAIM_LEASE_MS) / 1000
+
+    @property
+    def proxies(self) -> list[Proxy]:
+        return [proxy for proxy in (self.worker_proxy, self.producer_proxy) if proxy is not None]
+
+    # Who is here
+
+    def hire(self, *, ready: bool = True) -> RunningWorker:
+        """Start one more worker."""
+        arguments = ["tests.faults.app:app", f"--processes={self.plan.processes}"]
+        env = self._env_for(self.worker_proxy) | dict(self.plan.env)
+        worker = RunningWorker(self.folder, env, arguments)
+        self.workers.append(worker)
+        return worker.wait_until_ready() if ready else worker
+
+    def dismiss(self, worker: RunningWorker) -> int:
+        """Stop a worker and wait for its end."""
+        self.note_processes(worker)
+        worker.signal(signal.SIGTERM)
+        code = worker.wait(40)
+        self._leave(worker)
+        return code
+
+    def _leave(self, worker: RunningWorker) -> None:
+        self.workers.remove(worker)
+        self.former.append(worker)
+
+    def start_producers(self) -> None:
+        """Start them all; the time of the drill counts from when they send."""
+        for name in range(self.plan.producers):
+            count = self.plan.sends // self.plan.producers
+            arguments = [str(name), str(count), str(self.plan.seconds), str(self.plan.seed)]
+            command = [sys.executable, "-m", "tests.faults.producer", *arguments]
+            with (self.folder / f"producer-{name}.log").open("wb") as log:
+                producer = subprocess.Popen(
+                    command, cwd=ROOT, env=self._env_for(self.producer_proxy), stdout=log, stderr=log
+                )
+            self.producers.append(producer)
+        eventually(self._all_send, what="the producers sending")
+        self._began = time.monotonic()
+
+    def _all_send(self) -> bool:
+        return len(list(self.folder.glob(f"{PRODUCERS}-*.jsonl"))) == len(self.producers)
+
+    def note_processes(self, worker: RunningWorker) -> set[int]:
+        """The processes below a worker, none of which may outlive it."""
+        found = descendants(worker.pid)
+        self.known |= found
+        return found
+
+    # The injector's schedule
+
+    def strike(self, fault: Callable[[Scene], None], times: int) -> None:
+        """Let a fault loose so many times while tasks are sent, at moments drawn at random."""
+        length = self.plan.seconds
+        for at in sorted(self.random.uniform(0.1 * length, 0.8 * length) for _ in range(times)):
+            self.pause(self._began + at - time.monotonic())
+            fault(self)
+            self.healed_at.append(now())
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(max(0.0, seconds))
+
+    # What can be done to it
+
+    def any_worker(self) -> RunningWorker:
+        return self.random.choice(self.workers)
+
+    def kill(self, worker: RunningWorker) -> None:
+        self.note_processes(worker)
+        worker.signal(signal.SIGKILL)
+        worker.wait()
+        self._leave(worker)
+        self.kills += 1
+
+    def kill_child(self, worker: RunningWorker) -> None:
+        """Kill one of a worker's children, the spare one included."""
+        if found := sorted(children(worker.pid)):
+            self.kills += _signal(self.random.choice(found), signal.SIGKILL)
+
+    def freeze(self, worker: RunningWorker, seconds: float, *, whole: bool) -> None:
+        """Stop a worker for a time; with its children, the code that they run is stopped, too."""
+        stopped = {worker.pid} | (self.note_processes(worker) if whole else set())
+        at = now()
+        for pid in stopped:
+            _signal(pid, signal.SIGSTOP)
+            self.frozen[pid] = at
+        self.pause(seconds)
+        for pid in stopped:
+            _signal(pid, signal.SIGCONT)
+
+    def execute(self, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
+        """Run a statement past all proxies."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement, values)  # pyright: ignore[reportArgumentType]
+            return cursor.fetchall() if cursor.description else []
+
+    def rows(self) -> list[Row]:
+        return [row_of(values) for values in self.execute(ROWS)]
+
+    def live(self) -> int:
+        with suppress(psycopg.Error):
+            return self.execute("SELECT count(*) FROM horsies_tasks WHERE live")[0][0]
+        return -1
+
+
+def _signal(pid: int, number: signal.Signals) -> bool:
+    """Signal a process of ours, if it is still there."""
+    if pid <= 1:
+        raise ValueError(f"{pid} is none of our processes")
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class OwnServer:
+    """A PostgreSQL server of the drill's own, to be crashed."""
+
+    def __init__(self, home: Path, **settings: str) -> None:
+        self._home = home
+        self._settings = {"fsync": "off", "max_connections": "100", **settings}
+        self.url = self.start()
+
+    def start(self) -> str:
+        return embedded.ensure(self._home, settings=self._settings, announce=lambda _: None).url
+
+    def crash(self) -> None:
+        """Immediate shutdown: no checkpoint, no goodbye."""
+        server = embedded.status(self._home)
+        assert server is not None
+        _signal(server.pid, signal.SIGQUIT)
+        eventually(lambda: embedded.status(self._home) is None, what="the server being gone")
+
+    def remove(self) -> None:
+        embedded.stop(self._home, remove=True)

@@ -1,0 +1,207 @@
+"""The checker finds every kind of broken promise in forged histories, and none in an honest one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.checker import History, Policy, Row, check, repeated
+from tests.faults.testimony import PRODUCERS, TASKS, Run, Send, Witness, read_runs, read_sends
+
+POLICIES = {"once": Policy(1, frozenset({"NO_LUCK"})), "again": Policy(3)}
+
+
+def _run(number: int, began: int, ended: int | None, pid: int = 100, task: str = "once") -> Run:
+    return Run(number, task, "narrow", pid, began, ended)
+
+
+def _row(run: Run, **changes: object) -> Row:
+    row = Row(f"id-{run.number}", run.number, run.task, "COMPLETED", run.token)
+    return replace(row, **changes)  # pyright: ignore[reportArgumentType]
+
+
+FIRST = _run(1, 10, 20)
+SECOND = _run(2, 15, 25, pid=101)
+# Cut short with its process, and run again by another.
+KILLED = _run(3, 30, None, pid=102, task="again")
+RESCUED = _run(3, 50, 60, task="again")
+FAILED = _run(4, 70, 80)
+
+HONEST = History(
+    sends=[
+        Send(1, "once", 0, "id-1"),
+        Send(2, "once", 2, "id-2"),
+        Send(3, "again", 0, "id-3"),
+        Send(4, "once", 0, "id-4"),
+        Send(5, "once", 1, None),  # nobody knows what became of it, and it never was
+    ],
+    runs=[FIRST, SECOND, KILLED, RESCUED, FAILED],
+    rows=[
+        _row(FIRST),
+        _row(SECOND),
+        _row(RESCUED, claim_seq=3, crash_count=1),
+        _row(FAILED, status="FAILED", result=None, error_code="NO_LUCK"),
+    ],
+    policies=POLICIES,
+    caps={"narrow": 2},
+    seen={"id-1": (30, _row(FIRST))},
+    alive={100: 100, 101: 100, 102: 40},
+)
+Forge = Callable[[History], History]
+
+
+def _with_row(history: History, row: Row) -> History:
+    return replace(history, rows=[*(other for other in history.rows if other.id != row.id), row])
+
+
+def _with_run(history: History, *runs: Run) -> History:
+    return replace(history, runs=[*history.runs, *runs])
+
+
+FORGED: dict[str, tuple[Forge, str]] = {
+    "a row is missing": (
+        lambda history: replace(history, rows=history.rows[1:], seen={}),
+        "task 1 was acknowledged as id-1 and has no row",
+    ),
+    "a send made two rows": (
+        lambda history: _with_row(history, _row(FIRST, id="id-9")),
+        "task 1 has 2 rows: id-1, id-9",
+    ),
+    "another id was acknowledged": (
+        lambda history: replace(history, sends=[Send(1, "once", 0, "id-9"), *history.sends[1:]]),
+        "task 1 was acknowledged as id-9, its row is id-1",
+    ),
+    "a task never ends": (
+        lambda history: _with_row(history, _row(SECOND, status="RUNNING", result=None)),
+        "task 2 is RUNNING and will stay so",
+    ),
+    "a row that nobody sent": (
+        lambda history: _with_row(history, Row("id-9", None, "once", "FAILED", None, "NO_LUCK")),
+        "row id-9 (once) was sent by nobody",
+    ),
+    "a run that nobody sent": (
+        lambda history: _with_run(history, _run(9, 90, 95)),
+        "task 9 was run and sent by nobody",
+    ),
+    "two runs at once": (
+        lambda history: replace(history, alive={**history.alive, 102: 51}),
+        "task 3 ran in processes 102 and 100 at once",
+    ),
+    "a run after the stored one": (
+        lambda history: _with_run(history, _run(3, 61, 65, task="again")),
+        "task 3 was begun in process 100 after it had ended",
+    ),
+    "a run after the end was seen": (
+        lambda history: _with_run(replace(history, seen={"id-4": (85, history.rows[3])}), _run(4, 86, 90)),
+        "task 4 was begun in process 100 after it had ended",
+    ),
+    "a result of no run": (
+        lambda history: _with_row(history, _row(SECOND, result="2:7:7")),
+        "task 2 has the result '2:7:7', which no run of it gave",
+    ),
+    "completed without a run": (
+        lambda history: replace(history, runs=[run for run in history.runs if run.number != 2]),
+        "task 2 has the result '2:101:15', which no run of it gave",
+    ),
+    "a result of a run that did not end": (
+        lambda history: _with_row(history, _row(KILLED)),
+        "task 3 has the result of a run that never came to its end",
+    ),
+    "a stale result": (
+        lambda history: replace(
+            _with_row(history, _row(KILLED)),
+            runs=[FIRST, SECOND, FAILED, replace(KILLED, ended=35), RESCUED],
+        ),
+        "task 3 has the result of a run that was followed by another one",
+    ),
+    "started twice against its policy": (
+        lambda history: _with_run(history, _run(4, 60, 65)),
+        "task 4 (once) started 2 times, 1 at most are allowed",
+    ),
+    "crashed though nothing did": (
+        lambda history: replace(
+            _with_row(history, _row(FAILED, status="FAILED", result=None, error_code="WORKER_CRASHED")),
+            crashes_expected=False,
+        ),
+        "task 4 failed with WORKER_CRASHED, and no process of its had died",
+    ),
+    "an error that it cannot have": (
+        lambda history: _with_row(history, _row(FAILED, status="FAILED", result=None, error_code="ODD")),
+        "task 4 failed with ODD, which is none of its errors",
+    ),
+    "a cap by one, for a moment": (
+        lambda history: replace(
+            _with_run(history, _run(5, 19, 21, pid=103)), rows=[*history.rows, _row(_run(5, 19, 21, pid=103))]
+        ),
+        "queue narrow ran 3 tasks at once, its cap is 2",
+    ),
+    "a final row rewritten": (
+        lambda history: replace(history, seen={"id-1": (30, _row(FIRST, status="FAILED", result=None))}),
+        "task 1 was final as Row(",
+    ),
+    "a final row deleted": (
+        lambda history: replace(history, seen={"id-7": (30, _row(_run(7, 1, 2)))}),
+        "task 7 was COMPLETED and its row is gone",
+    ),
+    "a process left behind": (
+        lambda history: replace(history, survivors=[101]),
+        "process 101 has outlived its worker",
+    ),
+}
+
+
+def test_an_honest_history_passes() -> None:
+    assert check(HONEST) == []
+
+
+@pytest.mark.parametrize(("forge", "words"), FORGED.values(), ids=FORGED)
+def test_a_broken_promise_is_found(forge: Forge, words: str) -> None:
+    assert [found for found in check(forge(HONEST)) if words in found]
+
+
+def test_a_cap_is_not_exceeded_by_a_run_that_begins_when_another_ends() -> None:
+    third = _run(5, 20, 22, pid=103)
+    history = replace(_with_run(HONEST, third), rows=[*HONEST.rows, _row(third)])
+
+    assert check(history) == []
+
+
+def test_the_code_of_a_frozen_process_may_go_on_when_it_wakes() -> None:
+    frozen = replace(KILLED, ended=55)
+    history = replace(HONEST, runs=[FIRST, SECOND, FAILED, frozen, RESCUED])
+
+    assert check(history)
+    assert check(replace(history, frozen={102: 35})) == []
+
+
+def test_a_row_made_by_hand_is_no_loss() -> None:
+    stranger = Row("id-9", None, "once", "FAILED", None, "WORKER_SERIALIZATION_ERROR")
+
+    assert check(replace(_with_row(HONEST, stranger), strangers=frozenset({"id-9"}))) == []
+
+
+def test_only_finished_runs_count_as_repeated() -> None:
+    finished = replace(HONEST, runs=[FIRST, SECOND, FAILED, replace(KILLED, ended=35), RESCUED])
+
+    assert repeated(HONEST) == 0
+    assert repeated(finished) == 1
+
+
+def test_testimonies_are_read_as_they_were_given(tmp_path: Path) -> None:
+    tasks, producers = Witness(tmp_path, TASKS), Witness(tmp_path, PRODUCERS)
+    producers.say("send", number=1, task="once")
+    producers.say("failed", number=1, code="ENQUEUE_FAILED")
+    producers.say("acknowledged", number=1, id="id-1")
+    producers.say("send", number=2, task="again")
+    began = tasks.say("start", number=1, task="once", queue="wide")
+    ended = tasks.say("end", number=1, began=began)
+    tasks.say("start", number=2, task="again", queue="wide")
+
+    runs = read_runs(tmp_path)
+
+    assert read_sends(tmp_path) == [Send(1, "once", 1, "id-1"), Send(2, "again")]
+    assert [(run.number, run.ended) for run in runs] == [(1, ended), (2, None)]
+    assert runs[0].began == began

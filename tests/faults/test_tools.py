@@ -1,0 +1,82 @@
+"""Faults that need more than a test has by itself: another clock, a full disk. `make faults` runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.faults import drill as drills
+from tests.faults import faults
+from tests.faults.conftest import SCALE
+from tests.faults.drill import Fault, Verdict
+from tests.faults.scene import OwnServer, Plan, Scene
+from tests.support.waiting import eventually
+
+pytestmark = [
+    pytest.mark.timeout(180 * SCALE),
+    pytest.mark.skipif(SCALE == 1, reason="takes long: make faults"),
+]
+FAKETIME = next(Path("/usr/lib").glob("**/faketime/libfaketime.so.1"), None)
+DISK_MB = 160
+
+
+class Drill(Protocol):
+    def __call__(self, plan: Plan, fault: Fault, times: int = 1) -> Verdict: ...
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
+@pytest.mark.parametrize("shift", ["-90s", "+90s"])
+def test_the_clock_of_a_worker_decides_nothing(shift: str, plan: Plan, drill: Drill) -> None:
+    env = (("LD_PRELOAD", str(FAKETIME)), ("FAKETIME", shift), ("FAKETIME_DONT_FAKE_MONOTONIC", "1"))
+
+    drill(replace(plan, env=env, crashes=False), faults.nothing)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A folder that holds little."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder = Path(tempfile.mkdtemp(prefix="horsies-disk-"))
+    options = f"size={DISK_MB}m,mode=755"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False).returncode != 0:
+        folder.rmdir()
+        pytest.skip("mounting is not allowed here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+    folder.rmdir()
+
+
+def test_a_full_disk_costs_nothing_but_time(small_disk: Path, tmp_path: Path, plan: Plan) -> None:
+    server = OwnServer(small_disk / "server", max_wal_size="64MB", shared_buffers="16MB")
+
+    def fill(scene: Scene) -> None:
+        ballast = small_disk / "ballast"
+        _fill(ballast)
+        scene.pause(3.0)
+        ballast.unlink()
+        eventually(server.start, what="the server being up, if that was too much for it")
+
+    try:
+        verdict = drills.run(tmp_path, server.url, replace(plan, crashes=False), fill)
+    finally:
+        server.remove()
+
+    assert verdict.violations == []
+
+
+def _fill(path: Path) -> None:
+    """Write until nothing fits any more."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+        except OSError:
+            return
