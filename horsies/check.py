@@ -10,9 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from uuid import uuid4
 
-import psycopg
 from psycopg import errors, sql
-from psycopg.conninfo import conninfo_to_dict
 
 from horsies.broker import resolve
 from horsies.config import AppConfig, PostgresConfig, database_url_from
@@ -23,7 +21,6 @@ from horsies.errors import (
     ErrorCode,
     HorsiesError,
     ValidationReport,
-    mask_passwords,
 )
 from horsies.portal import run_sync
 from horsies.registry import TaskRegistry
@@ -35,7 +32,7 @@ from horsies.status import (
     OutcomeCode,
     RetrievalCode,
 )
-from horsies.storage.database import TRANSIENT, Connection, connect, explain
+from horsies.storage.database import TRANSIENT, Connection, connect, connection_string, explain
 from horsies.storage.migrate import LATEST, installed_version
 
 ANSWER_SECONDS = 5.0
@@ -115,15 +112,13 @@ def _database_url(app: TaskRegistry) -> list[HorsiesError]:
 
 
 def unreadable_urls(urls: Iterable[str]) -> list[HorsiesError]:
-    """What is wrong with the spelling of database URLs; libpq's own message is left out, for it may quote the password."""
+    """What is wrong with the spelling of database URLs."""
     found: list[HorsiesError] = []
     for url in dict.fromkeys(urls):
         try:
-            conninfo_to_dict(url)
-        except psycopg.ProgrammingError:
-            problem = f"PostgreSQL cannot read the URL {mask_passwords(url)!r}"
-            remedy = "write it as postgresql://user:password@host:5432/database, special characters as %20 and the like"
-            found.append(ConfigurationError(problem, code=ErrorCode.BROKER_INVALID_URL, help_text=remedy))
+            connection_string(url)
+        except ConfigurationError as problem:
+            found.append(problem)
     return found
 
 

@@ -135,9 +135,23 @@ def caller_location() -> SourceLocation | None:
     return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
 
 
-# Both patterns rather hide too much than too little: unescaped passwords may hold '@', ':' or '/'.
-_URL_PASSWORD = re.compile(r"(://[^:]*:).*@", re.DOTALL)
-_NAMED_PASSWORD = re.compile(r"""(password\s*=\s*)('[^']*'|"[^"]*"|[^&\s]+)""", re.IGNORECASE)
+# These patterns rather hide too much than too little.
+_SECRETS: Sequence[tuple[re.Pattern[str], str]] = (
+    # Unescaped passwords may hold '@', ':' or '/'.
+    (re.compile(r"(://[^:]*:).*@", re.DOTALL), r"\1***@"),
+    # What stands in the place of a port and is none: the host was forgotten.
+    (re.compile(r"(://[^:/?@\[\s]*:)(?!\d+(?![\w%-]))[^/?@\s'\"]+"), r"\1***"),
+    # As libpq writes it, with escapes in its quotes and without, in a URL, or as Python shows a dict.
+    (
+        re.compile(
+            r"""((?:password|secret|scram_\w+_key)['"]?\s*[=:]\s*)('(?:\\.|[^'\\])*'|"[^"]*"|(?:\\.|[^&\s\\])+)""",
+            re.IGNORECASE,
+        ),
+        r"\1***",
+    ),
+    # A name that is itself percent-encoded may be any of these.
+    (re.compile(r"([?&][^=&\s]*%[^=&\s]*=)[^&\s]+"), r"\1***"),
+)
 
 
 def mask_passwords(text: str) -> str:
@@ -146,7 +160,9 @@ def mask_passwords(text: str) -> str:
     >>> mask_passwords("postgresql://ann:s3cret@db/app?password=s3cret")
     'postgresql://ann:***@db/app?password=***'
     """
-    return _NAMED_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1***@", text))
+    for pattern, masked in _SECRETS:
+        text = pattern.sub(masked, text)
+    return text
 
 
 def masked_repr(record: Any) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+# Everything that ends a line or moves the cursor, but for the line feed and the tab.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -31,12 +34,23 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level and message, one below the other."""
+    """Time, level and message, one below the other.
+
+    Only a record begins at the margin: its further lines are indented, and control characters are written out. So what
+    a task is called or says in an error looks like no other line of the log.
+    """
 
     default_msec_format = "%s.%03d"
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s  %(levelname)-8s  %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _CONTROL.sub(_written_out, super().format(record)).replace("\n", "\n    ")
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
 
 
 def set_level(level: str) -> None:

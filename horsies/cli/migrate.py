@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -17,18 +18,48 @@ from horsies.storage.database import TRANSIENT, connect, explain
 
 T = TypeVar("T")
 
+# As PostgreSQL takes it without quotes, and so short that the names of the roles fit.
+_PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,49}")
+
+
+def _role_prefix(_context: click.Context, _param: click.Parameter, value: str) -> str:
+    if _PREFIX.fullmatch(value) is None:
+        raise click.BadParameter(
+            f"{value!r} is none; use 1 to 50 lower-case letters, digits and underscores, no digit first"
+        )
+    return value
+
 
 @click.command()
 @click.option("--sql", is_flag=True, help="Print the SQL that is missing instead of running it.")
 @click.option("--check", "check_only", is_flag=True, help="Change nothing; exit 1 if the schema is behind.")
+@click.option("--roles", is_flag=True, help="Print the SQL for roles with no more rights than they need.")
+@click.option(
+    "--prefix",
+    metavar="TEXT",
+    default="horsies_",
+    show_default=True,
+    callback=_role_prefix,
+    help="What the names of these roles begin with.",
+)
 @database_options
-def migrate(sql: bool, check_only: bool, app: str | None, database_url: PostgresConfig | None) -> None:
+def migrate(
+    sql: bool,
+    check_only: bool,
+    roles: bool,
+    prefix: str,
+    app: str | None,
+    database_url: PostgresConfig | None,
+) -> None:
     """Create or upgrade the schema in the database.
 
-    With --sql and no database named, the whole schema is printed.
+    With --sql and no database named, the whole schema is printed. What --roles prints is the same for all databases.
     """
-    if sql and check_only:
-        raise click.UsageError("--sql and --check exclude each other")
+    if sql + check_only + roles > 1:
+        raise click.UsageError("--sql, --check and --roles exclude each other")
+    if roles:
+        click.echo(schema.roles_script(prefix), nl=False)
+        return
     named = named_database(app, database_url)
     if sql:
         click.echo(schema.script(after=0 if named is None else _run(_version(named), named)), nl=False)

@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.types.string import TextLoader
 
 from horsies.config import PostgresConfig
-from horsies.errors import DatabaseError, ErrorCode, mask_passwords
+from horsies.errors import ConfigurationError, DatabaseError, ErrorCode, mask_passwords
 
 logger = logging.getLogger("horsies.database")
 
@@ -68,7 +68,7 @@ async def connect(config: PostgresConfig, *, session: bool = False, name: str = 
     """Open one connection; with `session`, over the direct URL that LISTEN needs behind a pooler."""
     pooled = config.pgbouncer_transaction_mode and not session
     return await AsyncConnection.connect(
-        make_conninfo(
+        connection_string(
             config.session_conninfo if session else config.conninfo, **connection_settings(config, name)
         ),
         autocommit=True,
@@ -79,7 +79,7 @@ async def connect(config: PostgresConfig, *, session: bool = False, name: str = 
 async def connect_worker(config: PostgresConfig, name: str) -> Connection:
     """Open a worker's own connection: direct, with steady plans, and ids and times left as the text they came as."""
     connection = await AsyncConnection.connect(
-        make_conninfo(
+        connection_string(
             config.session_conninfo,
             **connection_settings(config, name),
             options=f"{_STEADY_PLANS} {_FRESH_SNAPSHOTS}",
@@ -89,6 +89,18 @@ async def connect_worker(config: PostgresConfig, name: str) -> Connection:
     for kind in ("uuid", "timestamptz"):
         connection.adapters.register_loader(kind, TextLoader)
     return connection
+
+
+def connection_string(url: str, **settings: Any) -> str:
+    """What libpq is given. Its own words about a URL that it cannot read are left out: they may quote the password."""
+    try:
+        return make_conninfo(url, **settings)
+    except psycopg.ProgrammingError:
+        raise ConfigurationError(
+            f"PostgreSQL cannot read the URL {mask_passwords(url)!r}",
+            code=ErrorCode.BROKER_INVALID_URL,
+            help_text="write it as postgresql://user:password@host:5432/database, special characters as %20 and the like",
+        ) from None
 
 
 def connection_settings(config: PostgresConfig, name: str) -> dict[str, Any]:

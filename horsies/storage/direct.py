@@ -13,10 +13,9 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection
-from psycopg.conninfo import make_conninfo
 
 from horsies.config import PostgresConfig
-from horsies.storage.database import connection_settings, is_quiet, none_free
+from horsies.storage.database import connection_settings, connection_string, is_quiet, none_free
 
 SyncConnection = Connection[tuple[Any, ...]]
 
@@ -59,7 +58,7 @@ class DirectDatabase:
         threshold = None if self._config.pgbouncer_transaction_mode else 2
         settings = connection_settings(self._config, self._name)
         return Connection.connect(
-            make_conninfo(self._config.conninfo, **settings), autocommit=True, prepare_threshold=threshold
+            connection_string(self._config.conninfo, **settings), autocommit=True, prepare_threshold=threshold
         )
 
     def _put_back(self, connection: SyncConnection, opened_at: float) -> None:

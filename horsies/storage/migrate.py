@@ -6,6 +6,7 @@ start at once, one migrates, the rest find the work done. A schema newer than th
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -27,6 +28,8 @@ CREATE TABLE IF NOT EXISTS horsies_schema_version (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 """
+
+_ROLE = re.compile(r"\bhorsies_(producer|worker|scheduler|viewer|operator)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ def script(after: int = 0) -> str:
     return "\n".join([*parts, "COMMIT;", ""])
 
 
+def roles_script(prefix: str = "horsies_") -> str:
+    """The roles that producers, workers and people need, as an SQL script; their names begin with the prefix."""
+    text = files("horsies.storage").joinpath("roles.sql").read_text(encoding="utf-8")
+    return _ROLE.sub(rf"{prefix}\1", text)
+
+
 async def migrate(config: PostgresConfig) -> int:
     """Create or upgrade the schema; gives back how many migrations were applied."""
     async with await connect(config, session=True, name="horsies-migrate") as connection:
@@ -92,7 +101,8 @@ async def migrate(config: PostgresConfig) -> int:
             raise DatabaseError(
                 f"no permission to create the schema at {mask_passwords(config.conninfo)}: {error.diag.message_primary}",
                 code=ErrorCode.SCHEMA_PERMISSION,
-                help_text="run `horsies migrate` as the database's owner, or hand `horsies migrate --sql` to one",
+                help_text="run `horsies migrate` as the database's owner, or hand `horsies migrate --sql` to one; "
+                "`horsies migrate --roles` prints what others need to use it",
             ) from error
 
 

@@ -56,6 +56,23 @@ def test_text_lines_are_aligned():
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  INFO      hello", line)
 
 
+def test_what_is_logged_forges_no_line_of_text():
+    forged = "2030-01-01 00:00:00.000  CRITICAL  all is lost"
+    try:
+        raise ValueError(f"no\n{forged}")
+    except ValueError as error:
+        made = record(
+            f"a\n{forged}\rb\x1b[2K\x85c\u2028d\te", exc_info=(ValueError, error, error.__traceback__)
+        )
+
+    first, *rest = TextFormatter().format(made).splitlines()
+
+    assert first.endswith("INFO      a")
+    assert rest[0] == f"    {forged}\\rb\\x1b[2K\\x85c\\u2028d\te"
+    assert rest[-1] == f"    {forged}"
+    assert all(line.startswith("    ") for line in rest)
+
+
 @pytest.mark.parametrize(
     ("setup", "expected"),
     [("logging.basicConfig(format='mine %(message)s')", "mine beware"), ("pass", "WARNING   beware")],

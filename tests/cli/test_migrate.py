@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from horsies.storage.migrate import LATEST
-from tests.cli.conftest import refused
+from tests.cli.conftest import misused, refused
 
 
 @pytest.fixture
@@ -86,3 +86,26 @@ def test_a_newer_schema_is_refused(workplace, db):
 
     refused(workplace.run("migrate"), "HRS-410")
     refused(workplace.run("migrate", "--check"), "HRS-410")
+
+
+def test_the_roles_are_printed_under_the_names_that_are_wanted(workplace, tmp_path):
+    workplace.env["HORSIES_HOME"] = str(tmp_path / "home")
+    workplace.env["HORSIES_DATABASE_URL"] = "postgresql://nobody@127.0.0.1:1/nowhere"
+
+    usual, own = workplace.run("migrate", "--roles"), workplace.run("migrate", "--roles", "--prefix", "shop_")
+
+    assert (usual.returncode, own.returncode) == (0, 0)
+    assert "TO horsies_producer;" in usual.stdout
+    assert "TO shop_producer;" in own.stdout
+    assert "horsies_producer" not in own.stdout
+    assert "horsies_worker_states" in own.stdout
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "Shop_", "1_", "a b", "x; DROP TABLE y; --", 'a"', "x" * 51])
+def test_a_prefix_is_a_plain_name(workplace, prefix):
+    misused(workplace.run("migrate", "--roles", "--prefix", prefix), "--prefix")
+
+
+def test_one_thing_is_asked_for_at_a_time(workplace):
+    misused(workplace.run("migrate", "--roles", "--check"), "exclude each other")

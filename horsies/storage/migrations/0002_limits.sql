@@ -29,23 +29,26 @@ CREATE INDEX horsies_tasks_live_claim
 
 -- A plan that was made while the live table was empty walks all of it, and is kept until the table is analysed, which
 -- autovacuum does within a minute or so. A worker that finds itself slow asks for it at once; the new plans are
--- everyone's. Tells whether there was a reason.
+-- everyone's. Tells whether there was a reason. As with all that acts with its owner's rights, functions are the catalog's
+-- by name, and not everybody may call it.
 CREATE FUNCTION horsies_refresh_statistics() RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     known record;
 BEGIN
     SELECT relpages, reltuples INTO known FROM pg_class WHERE oid = 'horsies_tasks_live'::regclass;
-    IF pg_relation_size('horsies_tasks_live') / current_setting('block_size')::integer <= 2 * known.relpages + 10
+    IF pg_catalog.pg_relation_size('horsies_tasks_live') / pg_catalog.current_setting('block_size')::integer
+           <= 2 * known.relpages + 10
        AND known.reltuples > known.relpages THEN
         RETURN false;
     END IF;
-    IF NOT pg_try_advisory_xact_lock(7240118058) THEN
+    IF NOT pg_catalog.pg_try_advisory_xact_lock(7240118058) THEN
         RETURN false;  -- somebody else is at it
     END IF;
     ANALYZE horsies_tasks_live;
     RETURN true;
 END $$;
+REVOKE EXECUTE ON FUNCTION horsies_refresh_statistics FROM PUBLIC;
 
 -- A worker may have room for tasks of one kind only. It is woken for those.
 ALTER TABLE horsies_workers ADD COLUMN waiting_async boolean NOT NULL DEFAULT false;

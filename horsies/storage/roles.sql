@@ -1,0 +1,78 @@
+-- What each kind of process needs, as roles that nobody logs in as. Grant them to logins of yours:
+--
+--     CREATE ROLE shop_web LOGIN PASSWORD '…' IN ROLE horsies_producer;
+--
+-- To be run by the owner of the tables, who must be allowed to create roles, or by a superuser: after `horsies migrate`,
+-- and again after every upgrade. Grants that a role needs no more are taken back.
+BEGIN;
+SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+DO $$
+DECLARE
+    names text[] := ARRAY['horsies_producer', 'horsies_worker', 'horsies_scheduler', 'horsies_viewer', 'horsies_operator'];
+    name text;
+BEGIN
+    FOREACH name IN ARRAY names LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), name);
+    END LOOP;
+    -- Who may create functions in a schema can have them called by everybody who uses it.
+    EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', current_schema());
+END $$;
+
+REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
+              horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
+              horsies_task_definitions, horsies_idempotency_keys, horsies_schema_version
+  FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
+
+-- A producer stores new tasks, as new ones only, and reads what became of them. Whoever waits for a task marks it, so that
+-- its end is notified. The insert trigger looks whether a worker sleeps.
+GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms, max_retries,
+              task_options, unique_key, tags, rate_key)
+   ON horsies_tasks, horsies_tasks_live TO horsies_producer;
+GRANT INSERT (idempotency_key, task_id, enqueue_sha) ON horsies_idempotency_keys TO horsies_producer;
+GRANT UPDATE (awaited) ON horsies_tasks_live TO horsies_producer;
+GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_task_attempts, horsies_task_definitions,
+                horsies_idempotency_keys, horsies_schema_version
+   TO horsies_producer;
+GRANT SELECT (queues, waiting, waiting_async, lease_expires_at) ON horsies_workers TO horsies_producer;
+GRANT EXECUTE ON FUNCTION horsies_send, horsies_queue_channel TO horsies_producer;
+
+-- A worker is a producer, for its tasks may send tasks. It moves tasks from state to state, and cannot change what they are.
+GRANT horsies_producer TO horsies_worker;
+GRANT UPDATE (live, status, claim_seq, retry_count, crash_count, enqueued_at, next_retry_at, claimed_by_worker_id,
+              claimed_at, claim_expires_at, started_at, completed_at, failed_at, terminal_at, result, error_code,
+              failed_reason)
+   ON horsies_tasks TO horsies_worker;
+GRANT UPDATE (status, claim_seq, claimed_by_worker_id, claimed_at, claim_expires_at, started_at, worker_pid,
+              worker_hostname, worker_process_name)
+   ON horsies_tasks_live TO horsies_worker;
+GRANT INSERT ON horsies_attempts TO horsies_worker;
+GRANT SELECT, DELETE, INSERT (worker_id, hostname, pid, processes, queues, lease_expires_at),
+      UPDATE (lease_expires_at, last_beat_at, dead_at, state, waiting, waiting_async)
+   ON horsies_workers TO horsies_worker;
+GRANT SELECT, INSERT, DELETE, UPDATE (tasks) ON horsies_in_flight TO horsies_worker;
+GRANT SELECT, INSERT, UPDATE (seconds, burst, spent_until) ON horsies_rates TO horsies_worker;
+GRANT INSERT, UPDATE ON horsies_task_definitions TO horsies_worker;
+-- To delete rows that nobody else is about to delete, it locks them, which is an UPDATE right. Their ids cannot be set.
+GRANT SELECT, INSERT, DELETE, UPDATE (id) ON horsies_worker_states, horsies_heartbeats TO horsies_worker;
+GRANT EXECUTE ON FUNCTION horsies_prepare_history, horsies_refresh_statistics TO horsies_worker;
+
+-- A scheduler sends.
+GRANT horsies_producer TO horsies_scheduler;
+
+-- A viewer reads everything, arguments and results too, and writes nothing.
+GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
+                horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
+                horsies_task_definitions, horsies_idempotency_keys, horsies_schema_version
+   TO horsies_viewer;
+
+-- An operator cancels tasks, sends them through once more, and deletes those that have ended.
+GRANT horsies_viewer TO horsies_operator;
+GRANT UPDATE (live, status, claim_seq, retry_count, crash_count, enqueued_at, next_retry_at, claimed_by_worker_id,
+              claimed_at, claim_expires_at, started_at, completed_at, failed_at, terminal_at, result, error_code,
+              failed_reason)
+   ON horsies_tasks TO horsies_operator;
+GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys TO horsies_operator;
+COMMIT;

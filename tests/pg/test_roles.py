@@ -1,0 +1,254 @@
+"""Each role can do its work, and nothing else: real logins on a schema whose owner is no superuser."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from horsies import Horsies, PostgresConfig
+from horsies.storage.migrate import migrate, roles_script
+from horsies.storage.statements import statements
+from tests.pg.conftest import define_add, new_apps
+from tests.pg.house import ROLES, House, drop_roles, new_house, run
+
+SENDERS = {"producer", "worker", "scheduler"}
+READERS = {"viewer", "operator"}
+SENDS = {"send", "send_keyed", "wake", "taken", "finished", "watch", "look", "info", "attempts"}
+
+REQUEUE = """
+    UPDATE horsies_tasks
+       SET live = true, status = 'PENDING', claim_seq = claim_seq + 1, retry_count = 0, claimed_by_worker_id = NULL,
+           claimed_at = NULL, claim_expires_at = NULL, started_at = NULL, failed_at = NULL, terminal_at = NULL,
+           result = NULL, error_code = NULL, failed_reason = NULL, enqueued_at = now()
+     WHERE NOT live AND status = 'FAILED'"""
+CANCEL = """
+    UPDATE horsies_tasks SET live = false, status = 'CANCELLED', error_code = 'TASK_CANCELLED', terminal_at = now()
+     WHERE live AND status = 'PENDING'"""
+CLAIM = """
+    UPDATE horsies_tasks_live
+       SET status = 'RUNNING', claimed_by_worker_id = gen_random_uuid(), claim_seq = claim_seq + 1, started_at = now()
+     WHERE status = 'PENDING'"""
+
+# Who may do what; everybody else is refused.
+DEEDS: dict[str, set[str]] = {
+    "SELECT horsies_send('add', '{\"x\": 1}', idempotency_key => 'k')": SENDERS,
+    "INSERT INTO horsies_tasks (task_name) VALUES ('add')": SENDERS,
+    "INSERT INTO horsies_tasks_live (task_name) VALUES ('add')": SENDERS,
+    "INSERT INTO horsies_idempotency_keys VALUES ('k', gen_random_uuid(), 'sha', 'infinity')": set(),
+    "INSERT INTO horsies_tasks (task_name, result) VALUES ('add', '{\"ok\":1}')": set(),
+    "INSERT INTO horsies_tasks (task_name, live, status) VALUES ('add', false, 'COMPLETED')": set(),
+    "INSERT INTO horsies_tasks_live (task_name, claim_seq) VALUES ('add', 999)": set(),
+    "INSERT INTO horsies_tasks_history (task_name) VALUES ('add')": set(),
+    "INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome) VALUES (gen_random_uuid(), 1, 1, 'FAILED')": {
+        "worker"
+    },
+    "UPDATE horsies_tasks_live SET awaited = true": SENDERS,
+    "SELECT FROM horsies_tasks_live FOR UPDATE": SENDERS,
+    CLAIM: {"worker"},
+    CANCEL: {"worker", "operator"},
+    REQUEUE: {"worker", "operator"},
+    "UPDATE horsies_tasks SET result = NULL WHERE NOT live": {"worker", "operator"},
+    "UPDATE horsies_tasks SET kwargs = '{}'": set(),
+    "UPDATE horsies_tasks SET task_name = 'other'": set(),
+    "UPDATE horsies_tasks_live SET queue_name = 'other'": set(),
+    "UPDATE horsies_tasks_history SET result = NULL": set(),
+    "UPDATE horsies_idempotency_keys SET task_id = gen_random_uuid()": set(),
+    "DELETE FROM horsies_tasks": set(),
+    "DELETE FROM horsies_tasks_live": set(),
+    "DELETE FROM horsies_tasks_history": {"operator"},
+    "DELETE FROM horsies_attempts": {"operator"},
+    "DELETE FROM horsies_idempotency_keys": {"operator"},
+    "DELETE FROM horsies_workers": {"worker"},
+    "UPDATE horsies_workers SET dead_at = now()": {"worker"},
+    "UPDATE horsies_workers SET worker_id = gen_random_uuid()": set(),
+    "SELECT hostname FROM horsies_workers": {"worker", *READERS},
+    "SELECT * FROM horsies_attempts": READERS,
+    "UPDATE horsies_rates SET spent_until = now()": {"worker"},
+    "UPDATE horsies_task_definitions SET queue_name = 'other'": {"worker"},
+    "DELETE FROM horsies_task_definitions": set(),
+    "UPDATE horsies_heartbeats SET pid = 1": set(),
+    "SELECT horsies_prepare_history(1)": {"worker"},
+    "SELECT horsies_refresh_statistics()": {"worker"},
+    "INSERT INTO horsies_schema_version (version) VALUES (1000)": set(),
+    "UPDATE horsies_schema_version SET version = 1000": set(),
+    "CREATE TABLE mine (x integer)": set(),
+    "CREATE FUNCTION mine() RETURNS integer LANGUAGE sql AS 'SELECT 1'": set(),
+    "CREATE SCHEMA mine": set(),
+    "CREATE OR REPLACE FUNCTION horsies_prepare_history(days integer) RETURNS integer LANGUAGE sql AS 'SELECT 1'": set(),
+    "ALTER TABLE horsies_tasks_history DISABLE TRIGGER horsies_tasks_final": set(),
+    "COPY horsies_tasks TO PROGRAM 'cat'": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def house(server_url: str) -> Iterator[House]:
+    yield from new_house(server_url)
+
+
+@pytest.fixture
+def make_app(house: House) -> Iterator[Callable[..., Horsies]]:
+    yield from new_apps(house.owner_url)
+
+
+@pytest.fixture
+def failed_task(house: House) -> UUID:
+    """A task that has failed, beside one that waits."""
+    with house.owner() as owner:
+        owner.execute("SELECT horsies_send('waits')")
+        row = owner.execute(
+            "INSERT INTO horsies_tasks (task_name, live, status, error_code, terminal_at, claimed_by_worker_id)"
+            " VALUES ('add', false, 'FAILED', 'BROKEN', now(), gen_random_uuid()) RETURNING id"
+        ).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_its_work_and_nothing_else(house: House, failed_task: UUID, role: str) -> None:
+    wrong: list[str] = []
+    with house.connect(role) as connection:
+        for deed, allowed in DEEDS.items():
+            if is_allowed(connection, deed) != (role in allowed):
+                wrong.append(f"{'refused' if role in allowed else 'allowed'}: {deed}")
+
+    assert wrong == []
+
+
+def is_allowed(connection: psycopg.Connection[Any], deed: str) -> bool:
+    """Whether it can be done; nothing of it stays."""
+    try:
+        connection.execute(deed.encode())
+    except errors.InsufficientPrivilege:
+        return False
+    finally:
+        connection.rollback()
+    return True
+
+
+@pytest.fixture
+def relations(house: House) -> list[str]:
+    """All tables and views but the partitions of single days."""
+    with house.owner() as owner:
+        rows = owner.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v')"
+            " AND relname !~ '^horsies_tasks_(\\d+|history_default)$'"
+        ).fetchall()
+    assert len(rows) >= 13
+    return [name for (name,) in rows]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_empties_changes_or_drops_a_table(house: House, relations: list[str], role: str) -> None:
+    with house.connect(role) as connection:
+        for name in relations:
+            kind = "VIEW" if name == "horsies_task_attempts" else "TABLE"
+            assert not is_allowed(connection, f"DROP {kind} {name} CASCADE"), name
+            assert not is_allowed(connection, f"ALTER {kind} {name} RENAME TO gone"), name
+            assert kind == "VIEW" or not is_allowed(connection, f"TRUNCATE {name} CASCADE"), name
+
+
+@pytest.mark.parametrize("role", sorted(READERS))
+def test_who_looks_on_can_read_everything(house: House, relations: list[str], role: str) -> None:
+    with house.connect(role) as connection:
+        assert [name for name in relations if not is_allowed(connection, f"SELECT * FROM {name}")] == []
+
+
+def test_a_viewer_writes_nothing_at_all(house: House, relations: list[str]) -> None:
+    with house.connect("viewer") as connection:
+        for name in set(relations) - {"horsies_task_attempts"}:  # a view that nobody can write to
+            column = connection.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum = 1", (name,)
+            ).fetchone()
+            assert column is not None
+            for deed in (
+                f"INSERT INTO {name} DEFAULT VALUES",
+                f"UPDATE {name} SET {column[0]} = DEFAULT",
+                f"DELETE FROM {name}",
+            ):
+                assert not is_allowed(connection, deed), deed
+
+
+@pytest.mark.parametrize("noun", ["tasks", "workers", "states"])
+def test_every_statement_is_allowed_to_who_runs_it(house: House, noun: str) -> None:
+    """A plan is made with all parameters NULL: rights are checked when it is about to run."""
+    for role in sorted(SENDERS):
+        with psycopg.connect(house.url(role), cursor_factory=psycopg.ClientCursor) as connection:
+            for verb, statement in statements(noun).items():
+                if role == "worker" or verb in SENDS:
+                    connection.execute(b"EXPLAIN " + statement, defaultdict(lambda: None))
+
+
+@pytest.mark.parametrize("role", sorted(SENDERS))
+def test_a_sender_sends_waits_and_asks(house: House, make_app: Callable[..., Horsies], role: str) -> None:
+    add = define_add(make_app(url=house.url(role)))
+
+    handle = add.send(1, 2).unwrap()
+    keyed = [add.with_options(idempotency_key=role).send(1).unwrap() for _ in range(2)]
+    many = add.send_many([(1,), (2,)]).unwrap()
+
+    info = handle.info(include_attempts=True).unwrap()
+    assert info is not None
+    assert info.attempts == ()
+    assert keyed[0].task_id == keyed[1].task_id
+    assert len(many) == 2
+    assert handle.get(timeout_ms=50).is_err()
+
+
+def test_a_viewer_who_sends_is_told_that_it_may_not(house: House, make_app: Callable[..., Horsies]) -> None:
+    error = define_add(make_app(url=house.url("viewer"))).send(1).unwrap_err()
+
+    assert "permission denied" in error.message
+    assert not error.retryable
+
+
+def test_an_operator_requeues_and_deletes(house: House, failed_task: UUID) -> None:
+    with house.connect("operator") as operator:
+        operator.execute(f"{REQUEUE} AND id = %s".encode(), (failed_task,))
+        operator.execute(f"{CANCEL} AND id = %s".encode(), (failed_task,))
+        row = operator.execute(
+            "DELETE FROM horsies_tasks_history WHERE id = %s RETURNING status, claim_seq", (failed_task,)
+        ).fetchone()
+
+    assert row == ("CANCELLED", 1)
+
+
+def test_the_script_may_be_run_again_and_takes_back_what_is_not_in_it(house: House) -> None:
+    with house.owner() as owner:
+        run(owner, "GRANT DELETE, UPDATE (kwargs) ON horsies_tasks TO {}", f"{house.prefix}producer")
+        with house.connect("producer") as producer:
+            assert is_allowed(producer, "DELETE FROM horsies_tasks")
+
+            owner.execute(roles_script(house.prefix).encode())
+
+            assert not is_allowed(producer, "DELETE FROM horsies_tasks")
+            assert not is_allowed(producer, "UPDATE horsies_tasks SET kwargs = '{}'")
+            assert is_allowed(producer, "SELECT horsies_send('add')")
+
+
+def test_the_roles_are_made_for_the_schema_in_use(server_url: str, empty_database_url: str) -> None:
+    prefix = f"test_{uuid4().hex[:12]}_"
+    with psycopg.connect(empty_database_url, autocommit=True) as owner:
+        try:
+            owner.execute('CREATE SCHEMA "the Jobs"; SET search_path TO "the Jobs"')
+            url = f"{empty_database_url}?options=-csearch_path%3D%22the%5C%20Jobs%22"
+            asyncio.run(migrate(PostgresConfig(database_url=url)))
+
+            owner.execute(roles_script(prefix).encode())
+
+            run(owner, "SET ROLE {}", f"{prefix}producer")
+            owner.execute("SELECT \"the Jobs\".horsies_send('add')")
+            owner.execute("RESET ROLE")
+            held = owner.execute(
+                "SELECT has_schema_privilege(%s, 'the Jobs', 'CREATE')", (f"{prefix}producer",)
+            ).fetchone()
+            assert held == (False,)
+        finally:
+            run(owner, "DROP SCHEMA {} CASCADE", "the Jobs")
+            drop_roles(owner, prefix)
