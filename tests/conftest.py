@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,6 +17,7 @@ import pytest
 from psycopg import sql
 
 from horsies import PostgresConfig, embedded
+from horsies.storage.doctor import INVARIANTS, Terms, findings, question
 from horsies.storage.migrate import migrate
 from tests.support.workers import Workplace
 
@@ -28,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if HOME_VARIABLE not in os.environ:
         os.environ[HOME_VARIABLE] = tempfile.mkdtemp(prefix="horsies-tests-")
         config.stash[_starter] = True
+    config.addinivalue_line("markers", "breaks_invariants: leaves its database as no worker would")
 
 
 _starter = pytest.StashKey[bool]()
@@ -71,17 +74,22 @@ def template(server_url: str) -> str:
 
 
 @pytest.fixture
-def database_url(server_url: str, template: str) -> Iterator[str]:
-    """A database of this test's own, with the schema in it."""
-    yield from _database(server_url, template)
+def database_url(server_url: str, template: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of this test's own, with the schema in it. Whatever the test did, it must be sound in the end."""
+    with _database(server_url, template) as url:
+        yield url
+        if request.node.get_closest_marker("breaks_invariants") is None:
+            _assert_sound(url)
 
 
 @pytest.fixture
 def empty_database_url(server_url: str) -> Iterator[str]:
     """A database of this test's own with nothing in it."""
-    yield from _database(server_url, "template1")
+    with _database(server_url, "template1") as url:
+        yield url
 
 
+@contextmanager
 def _database(server_url: str, template: str) -> Iterator[str]:
     name = f"test_{uuid4().hex}"
     with psycopg.connect(server_url, autocommit=True) as admin:
@@ -92,6 +100,12 @@ def _database(server_url: str, template: str) -> Iterator[str]:
             yield _named(server_url, name)
         finally:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _assert_sound(url: str) -> None:
+    with psycopg.connect(url, autocommit=True, options="-c statement_timeout=10s") as connection:
+        rows = connection.execute(question(INVARIANTS), Terms()._asdict()).fetchall()
+    assert findings(INVARIANTS, rows) == []
 
 
 def _named(url: str, database: str) -> str:

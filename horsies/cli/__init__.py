@@ -14,6 +14,7 @@ import click
 from horsies.cli.check import check
 from horsies.cli.db import db
 from horsies.cli.demo import demo
+from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.report import report
 from horsies.cli.worker import worker
@@ -68,7 +69,7 @@ def horsies(context: click.Context) -> None:
         context.exit(1)
 
 
-for _command in (worker, check, migrate, demo, db):
+for _command in (worker, check, migrate, doctor, demo, db):
     horsies.add_command(_command)
 
 

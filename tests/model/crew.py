@@ -1,0 +1,64 @@
+"""Workers' hands that also send tasks, keep a lease, and rescue what others held."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID, uuid4
+
+from horsies import AppConfig, Horsies, PostgresConfig
+from horsies.storage import tasks, workers
+from horsies.storage.tasks import Ask, Claimed, Completed, NewTask
+from horsies.storage.workers import Beat
+from horsies.worker.reaper import reap
+from horsies.worker.settle import Settler
+from tests.model.ledger import Expiry, Row
+from tests.pg.hands import LEASE_SECONDS, OK, Hands
+
+
+class Crewman(Hands):
+    """One worker after another over the same session."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._settler = Settler(Horsies(AppConfig(broker=PostgresConfig(database_url=url))))
+
+    def sign_on(self) -> UUID:
+        """Be a worker that was never there before."""
+        self.worker_id = uuid4()
+        self.register("a", "b", waiting=False)
+        return self.worker_id
+
+    def sign_off(self) -> None:
+        self._run(workers.resign(self._connection, self.worker_id))
+
+    def send(self, row: Row, good_until: datetime) -> list[str]:
+        """The id of the task, if it is new."""
+        task = NewTask(
+            id=row.id,
+            task_name="task",
+            queue_name=row.queue_name,
+            priority=row.priority,
+            kwargs=None,
+            is_async=row.is_async,
+            max_retries=3,
+            eta=row.enqueued_at,
+            good_until=None if row.expiry is Expiry.NEVER else good_until,
+            task_options='{"idempotent":true}' if row.idempotent else "{}",
+        )
+
+        async def send() -> list[str]:
+            cursor = await self._connection.execute(tasks.SQL["send"], {"rows": tasks.encode_rows([task])})
+            return [row[0] for row in await cursor.fetchall()]
+
+        return self._run(send())
+
+    def end_and_claim(self, tickets: list[Claimed], ask: Ask) -> tuple[int, list[Claimed]]:
+        completed = [Completed(ticket.id, ticket.claim_seq, OK) for ticket in tickets]
+        return self._run(tasks.exchange(self._connection, completed, ask))
+
+    def beat(self) -> Beat:
+        return self._run(workers.beat(self._connection, self.worker_id, "idle", LEASE_SECONDS))
+
+    def reap(self, quiet_seconds: float) -> int:
+        """Bury and rescue, unless the server has been up for less than so many seconds."""
+        return self._run(reap(self._connection, self._settler, quiet_seconds))

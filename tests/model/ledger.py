@@ -1,0 +1,240 @@
+"""What the rows of a database should be like after each statement: the life of tasks once more, in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from uuid import UUID
+
+from horsies.storage.tasks import Ask, Cap, Claimed, Line
+from horsies.worker.settle import MAX_CRASHES
+
+LIVE = ("PENDING", "CLAIMED", "RUNNING")
+Attempt = tuple[int, str, bool, UUID | None]
+Key = tuple[int, datetime, UUID]
+
+
+class Expiry(Enum):
+    """When a task is good for nothing any more. LATER is an hour after it was sent, and has not come."""
+
+    NEVER = "never"
+    LATER = "later"
+    PAST = "past"
+
+    def allows(self, delay_seconds: float) -> bool:
+        return self is Expiry.NEVER or (self is Expiry.LATER and delay_seconds < 3600)
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A task, as it should be."""
+
+    id: UUID
+    queue_name: str
+    is_async: bool
+    priority: int
+    enqueued_at: datetime
+    is_due: bool
+    expiry: Expiry
+    idempotent: bool
+    status: str = "PENDING"
+    claim_seq: int = 0
+    owner: UUID | None = None
+    pid: int | None = None
+    retry_count: int = 0
+    crash_count: int = 0
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+
+    @property
+    def key(self) -> Key:
+        return self.priority, self.enqueued_at, self.id
+
+    def take(self, owner: UUID, pid: int | None) -> None:
+        self.status = "CLAIMED" if pid is None else "RUNNING"
+        self.claim_seq += 1
+        self.owner, self.pid = owner, pid
+
+    def free(self) -> None:
+        self.status, self.owner, self.pid = "PENDING", None, None
+        self.claim_seq += 1
+
+    def end(self, status: str) -> None:
+        self.status = status
+        if status != "EXPIRED":
+            self.attempts.append((self.retry_count + 1, status, False, self.owner))
+
+    def fail(self, delay_seconds: float | None, crashed: bool) -> bool:
+        """End an attempt; whether there will be another."""
+        self.crash_count += crashed
+        if delay_seconds is None or not self.expiry.allows(delay_seconds):
+            self.end("FAILED")
+            return False
+        self.attempts.append((self.retry_count + 1, "FAILED", True, self.owner))
+        self.retry_count += 1
+        self.is_due = delay_seconds == 0
+        self.free()
+        return True
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that is known to the database."""
+
+    is_late: bool = False
+    is_dead: bool = False
+
+
+class Ledger:
+    """All rows, and the answer that each statement should give."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.members: dict[UUID, Member] = {}
+        self.in_flight: dict[tuple[str, UUID], int] = {}
+
+    def held(self, owner: UUID, *statuses: str) -> list[Row]:
+        return [row for row in self.rows.values() if row.owner == owner and row.status in statuses]
+
+    # What workers do
+
+    def complete(self, tickets: Iterable[Claimed]) -> int:
+        ours = self._current(tickets, "RUNNING")
+        for row in ours:
+            row.end("COMPLETED")
+        return len(ours)
+
+    def fail(self, tickets: Iterable[Claimed], delay_seconds: float | None, crashed: bool) -> dict[str, bool]:
+        return {str(row.id): row.fail(delay_seconds, crashed) for row in self._current(tickets, "RUNNING")}
+
+    def start(self, tickets: Iterable[Claimed], pid: int) -> set[str]:
+        in_time = [row for row in self._current(tickets, "CLAIMED") if row.expiry is not Expiry.PAST]
+        for row in in_time:
+            row.status, row.pid = "RUNNING", pid
+        return {str(row.id) for row in in_time}
+
+    def unclaim(self, tickets: Iterable[Claimed]) -> None:
+        for row in self._current(tickets, "CLAIMED"):
+            row.free()
+
+    def release(self, owner: UUID, keep: Collection[str]) -> int:
+        given = [row for row in self.held(owner, *LIVE) if str(row.id) not in keep]
+        for row in given:
+            row.free()
+        return len(given)
+
+    def expire(self, owner: UUID) -> int:
+        waiting = [row for row in self.rows.values() if row.status == "PENDING"]
+        late = [row for row in waiting + self.held(owner, "CLAIMED") if row.expiry is Expiry.PAST]
+        for row in late:
+            row.end("EXPIRED")
+        return len(late)
+
+    def _current(self, tickets: Iterable[Claimed], status: str) -> list[Row]:
+        """The rows that these tickets are good for."""
+        rows = ((self.rows[ticket.id], ticket.claim_seq) for ticket in tickets)
+        return [row for row, number in rows if row.claim_seq == number and row.status == status]
+
+    # Claims
+
+    def claim(self, ask: Ask, locked: Collection[str] = ()) -> list[Row]:
+        """The rows that this claim should take, in order; they are taken."""
+        remaining = {cap.queue_name: self._remaining(cap, ask.worker_id) for cap in ask.caps}
+        chosen = self._chosen(ask, remaining, locked)
+        places = {room.pool: iter(enumerate(room.pids)) for room in ask.pools}
+        idle = {room.pool: room.idle for room in ask.pools}
+        for pool, row in chosen:
+            place, pid = next(places[pool], (0, None))
+            # What has an expiry does not queue in a child.
+            row.take(ask.worker_id, pid if place < idle[pool] or row.expiry is Expiry.NEVER else None)
+        taken = [row for _, row in chosen]
+        self._count(ask, taken)
+        return taken
+
+    def _chosen(self, ask: Ask, remaining: dict[str, int], locked: Collection[str]) -> list[tuple[int, Row]]:
+        """Line by line, within the room of each pool and the limits of the cluster."""
+        room_left = {room.pool: room.room for room in ask.pools}
+        found: list[tuple[int, Row]] = []
+        for line in ask.lines:
+            most = min(line.quota, remaining.get(line.queue_name, line.quota), room_left[line.pool])
+            rows = self._line(line, locked)[:most]
+            room_left[line.pool] -= len(rows)
+            found += [(line.pool, row) for row in rows]
+        of_queue: dict[str, int] = {}
+        chosen: list[tuple[int, Row]] = []
+        for pool, row in found:
+            name = row.queue_name
+            of_queue[name] = of_queue.get(name, 0) + 1
+            if of_queue[name] <= min(ask.batch, remaining.get(name, ask.batch)):
+                chosen.append((pool, row))
+        return chosen[: min(ask.limit, remaining.get("", ask.limit))]
+
+    def _line(self, line: Line, locked: Collection[str]) -> list[Row]:
+        """What can be taken of a line, the most urgent first."""
+        after = line.priority, datetime.fromisoformat(line.enqueued_at), UUID(line.id)
+        free = (
+            row
+            for row in self.rows.values()
+            if (row.queue_name, row.is_async) == (line.queue_name, line.is_async)
+            and row.status == "PENDING"
+            and row.is_due
+            and row.expiry is not Expiry.PAST
+            and str(row.id) not in locked
+            and row.key > after
+        )
+        return sorted(free, key=lambda row: row.key)
+
+    def _remaining(self, cap: Cap, owner: UUID) -> int:
+        others = sum(
+            tasks
+            for (queue, worker), tasks in self.in_flight.items()
+            if queue == cap.queue_name and worker != owner
+        )
+        return max(0, cap.most - cap.mine - others)
+
+    def _count(self, ask: Ask, taken: Sequence[Row]) -> None:
+        for cap in ask.caps:
+            started = [row for row in taken if row.pid and cap.queue_name in ("", row.queue_name)]
+            if cap.mine + len(started) != cap.recorded:
+                self.in_flight[cap.queue_name, ask.worker_id] = cap.mine + len(started)
+
+    # Life and death of workers
+
+    def bury(self) -> None:
+        for member in self.members.values():
+            member.is_dead |= member.is_late
+
+    def rescue(self) -> int:
+        """What becomes of the tasks of workers that are dead or unknown; how many those are."""
+        lost = [row for row in self.rows.values() if row.status in LIVE and self._is_lost(row)]
+        for row in lost:
+            if row.status == "CLAIMED":
+                row.free()
+            else:
+                again = row.idempotent and row.crash_count + 1 < MAX_CRASHES
+                row.fail(1.0 if again else None, crashed=True)
+        self.in_flight = {
+            place: tasks for place, tasks in self.in_flight.items() if not self.members[place[1]].is_dead
+        }
+        return len(lost)
+
+    def _is_lost(self, row: Row) -> bool:
+        if row.owner is None:
+            return False
+        member = self.members.get(row.owner)
+        return member is None or member.is_dead
+
+    def forget(self, worker_id: UUID) -> None:
+        """A worker has signed off."""
+        del self.members[worker_id]
+        self.in_flight = {place: n for place, n in self.in_flight.items() if place[1] != worker_id}
+
+
+DAY_ONE = datetime(2024, 1, 1, tzinfo=UTC)
+NOT_YET = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def due_at(second: int) -> datetime:
+    """A time that has come, the same for the same number."""
+    return DAY_ONE + timedelta(seconds=second)

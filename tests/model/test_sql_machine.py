@@ -1,0 +1,399 @@
+"""Whatever several workers do to the same tasks, and in whatever order, the database does what the ledger says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
+)
+from psycopg.rows import dict_row
+
+from horsies.storage.tasks import Ask, Cap, Claimed, Line, Room
+from tests.model.crew import Crewman
+from tests.model.inspection import Inspector
+from tests.model.ledger import LIVE, NOT_YET, Expiry, Ledger, Member, Row, due_at
+from tests.pg.hands import LEASE_SECONDS, START
+
+EXAMPLES = int(os.environ.get("HORSIES_MODEL_EXAMPLES", "60"))
+FOR_EVER = 1e9
+PID = 4242
+BOTH_QUEUES_AND_KINDS = [("a", False), ("b", True), ("a", True), ("b", False)]
+
+Pick = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Sessions on one database, which all examples share."""
+
+    crew: list[Crewman]
+    db: psycopg.Connection[dict[str, Any]]
+    other: psycopg.Connection[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a claim asks for, without saying of whom."""
+
+    lines: list[tuple[tuple[str, bool], int]]
+    rooms: tuple[
+        tuple[int, int, int], ...
+    ]  # for each pool its room, its pids, and how many of those are idle
+    limit: int = 100
+    batch: int = 100
+    caps: tuple[tuple[str, int, bool], ...] = ()
+
+
+few = st.integers(0, 4)
+someone = st.integers(0, 2)
+some_row = st.integers(0, 20)
+# Which ticket, and how far its number is off.
+pick = st.tuples(st.integers(0, 5), st.sampled_from([0, 0, 0, -1, 1]))
+picks = st.lists(pick, min_size=1, max_size=4)
+room = st.tuples(few, few, few).map(lambda room: (room[0], min(room[:2]), min(room)))
+wishes = st.builds(
+    Wish,
+    lines=st.lists(
+        st.tuples(st.sampled_from(BOTH_QUEUES_AND_KINDS), st.integers(1, 4)),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda line: line[0],
+    ),
+    rooms=st.tuples(room, room),
+    limit=st.integers(0, 8),
+    batch=st.integers(1, 4),
+    caps=st.lists(
+        st.tuples(st.sampled_from(["", "a", "b"]), few, st.booleans()),
+        max_size=2,
+        unique_by=lambda cap: cap[0],
+    ).map(tuple),
+)
+facts = st.fixed_dictionaries(
+    {
+        "queue_name": st.sampled_from("ab"),
+        "is_async": st.booleans(),
+        "priority": st.sampled_from([1, 50, 100]),
+        "enqueued_at": st.sampled_from([due_at(0), due_at(1), due_at(2), NOT_YET]),
+        "expiry": st.sampled_from([Expiry.NEVER, Expiry.LATER]),
+        "idempotent": st.booleans(),
+    }
+)
+
+COMMON = {
+    "queue_name": "a",
+    "priority": 50,
+    "enqueued_at": due_at(0),
+    "expiry": Expiry.LATER,
+    "idempotent": True,
+}
+
+
+class TaskMachine(RuleBasedStateMachine):
+    """Three workers on one database, and the ledger of what they did."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._place = place
+        self._crew = place.crew
+        self._ledger = Ledger()
+        self._inspector = Inspector(place.db)
+        self._tickets: list[Claimed] = []
+        self._ids = count(1)
+        self._later = datetime.now(UTC) + timedelta(hours=1)
+
+    @initialize(sent=st.lists(st.tuples(st.integers(0, 255), facts), min_size=4, max_size=8))
+    def begin(self, sent: list[tuple[int, dict[str, Any]]]) -> None:
+        for table in ("tasks", "attempts", "in_flight", "workers"):
+            self._execute(f"DELETE FROM horsies_{table}")
+        for crewman in self._crew:
+            self._ledger.members[crewman.sign_on()] = Member()
+        for salt, task in sent:
+            self.send(0, salt, task)
+
+    # Sending, and time
+
+    @rule(by=someone, salt=st.integers(0, 255), facts=facts)
+    def send(self, by: int, salt: int, facts: dict[str, Any]) -> None:
+        """The salt is what sorts ids; a send that is repeated changes nothing."""
+        row = Row(id=UUID(int=salt << 120 | next(self._ids)), is_due=facts["enqueued_at"] != NOT_YET, **facts)
+
+        assert self._crew[by].send(row, self._later) == [str(row.id)]
+        assert self._crew[by].send(row, self._later) == []
+
+        self._ledger.rows[str(row.id)] = row
+
+    @rule(place=some_row, second=st.integers(0, 2), is_over=st.booleans())
+    def let_time_pass(self, place: int, second: int, is_over: bool) -> None:
+        """A task falls due, or its time is over."""
+        self._need("PENDING")
+        rows = [row for row in self._ledger.rows.values() if row.status in LIVE]
+        row = rows[-1 - place % len(rows)]
+        if is_over:
+            row.expiry = Expiry.PAST
+            self._set(row, "good_until = now() - interval '1 s'")
+        elif row.status == "PENDING":
+            row.enqueued_at, row.is_due = due_at(second), True
+            self._set(row, "enqueued_at = %s", row.enqueued_at)
+
+    @rule(by=someone, places=st.lists(some_row, min_size=1, max_size=3))
+    def expire(self, by: int, places: list[int]) -> None:
+        self._need("CLAIMED", by)
+        for place in places:
+            self.let_time_pass(place, 0, is_over=True)
+
+        assert self._crew[by].expire() == self._ledger.expire(self._crew[by].worker_id)
+
+    # Claiming
+
+    @rule(by=someone, many=st.integers(1, 4), starts=few)
+    def claim(self, by: int, many: int, starts: int) -> None:
+        """As most claims are: of everything, for children that are idle."""
+        self._need("PENDING")
+        pids = min(starts, many)
+        lines = [(line, many) for line in BOTH_QUEUES_AND_KINDS]
+        self._exchange(by, [], Wish(lines=lines, rooms=((many, pids, pids),) * 2))
+
+    @rule(
+        by=someone,
+        ended=st.lists(pick, max_size=3),
+        wish=wishes,
+        after=st.none() | st.integers(0, 7),
+        locked=st.none() | some_row,
+    )
+    def exchange(self, by: int, ended: list[Pick], wish: Wish, after: int | None, locked: int | None) -> None:
+        """With everything that can be asked for; one row may be locked by somebody else."""
+        self._need("PENDING")
+        waiting = [task_id for task_id, row in self._ledger.rows.items() if row.status == "PENDING"]
+        names = [] if locked is None or not waiting else [waiting[locked % len(waiting)]]
+        with self._place.other.transaction():
+            for name in names:
+                self._place.other.execute("SELECT FROM horsies_tasks_live WHERE id = %s FOR UPDATE", (name,))
+            self._exchange(by, ended, wish, self._key(after), names)
+
+    def _exchange(
+        self,
+        by: int,
+        ended: list[Pick],
+        wish: Wish,
+        after: tuple[int, str, str] = START,
+        locked: list[str] | None = None,
+    ) -> None:
+        tickets, ask = self._chosen(ended), self._ask(self._crew[by].worker_id, wish, after)
+
+        answer, claimed = self._crew[by].end_and_claim(tickets, ask)
+
+        taken = self._ledger.claim(ask, locked or ())
+        assert answer == self._ledger.complete(tickets)
+        assert [(task.id, task.claim_seq, task.pid) for task in claimed] == [
+            (str(row.id), row.claim_seq, row.pid) for row in taken
+        ]
+        assert [task.turn for task in claimed] == list(range(1, len(claimed) + 1))
+        self._tickets += claimed
+
+    def _ask(self, worker_id: UUID, wish: Wish, after: tuple[int, str, str]) -> Ask:
+        return Ask(
+            lines=[
+                Line(int(is_async), name, is_async, "", quota, *after)
+                for (name, is_async), quota in wish.lines
+            ],
+            pools=[
+                Room(pool, room, idle, [PID] * pids) for pool, (room, pids, idle) in enumerate(wish.rooms)
+            ],
+            caps=[self._cap(worker_id, *cap) for cap in wish.caps],
+            rates=[],
+            limit=wish.limit,
+            batch=wish.batch,
+            lease_seconds=LEASE_SECONDS,
+            worker_id=worker_id,
+            hostname="host",
+            process_name="crew",
+        )
+
+    def _cap(self, worker_id: UUID, queue_name: str, most: int, forgotten: bool) -> Cap:
+        """A limit, with what the worker holds of it, and what it believes to have said."""
+        held = self._ledger.held(worker_id, "RUNNING")
+        mine = sum(queue_name in ("", row.queue_name) for row in held)
+        recorded = self._ledger.in_flight.get((queue_name, worker_id), 0)
+        return Cap(queue_name, most, mine, -1 if forgotten else recorded)
+
+    def _key(self, after: int | None) -> tuple[int, str, str]:
+        """Where to read from: the place of a task that was once claimed."""
+        if after is None or not self._tickets:
+            return START
+        ticket = self._tickets[-1 - after % len(self._tickets)]
+        return ticket.priority, ticket.enqueued_at, ticket.id
+
+    # Starting, ending and giving back
+
+    @rule(by=someone, picks=picks, pid=st.integers(1, 9))
+    def start(self, by: int, picks: list[Pick], pid: int) -> None:
+        self._need("CLAIMED", by)
+        tickets = self._chosen(picks, "CLAIMED")
+
+        assert self._crew[by].start(tickets, pid) == self._ledger.start(tickets, pid)
+
+    @rule(by=someone, picks=picks)
+    def complete(self, by: int, picks: list[Pick]) -> None:
+        self._need("RUNNING", by)
+        tickets = self._chosen(picks)
+
+        assert self._crew[by].complete(tickets) == self._ledger.complete(tickets)
+
+    @rule(by=someone, picks=picks, delay=st.sampled_from([None, 0, 0, 1800, 7200]), crashed=st.booleans())
+    def fail(self, by: int, picks: list[Pick], delay: float | None, crashed: bool) -> None:
+        self._need("RUNNING", by)
+        tickets = self._chosen(picks)
+
+        answer = self._crew[by].fail(tickets, delay_seconds=delay, crashed=crashed)
+
+        assert answer == self._ledger.fail(tickets, delay, crashed)
+        for task_id in (task_id for task_id, again in answer.items() if again):
+            self._ledger.rows[task_id].enqueued_at = self._inspector.retried_at(task_id)
+
+    @rule(by=someone, keep=st.lists(pick, max_size=2))
+    def release(self, by: int, keep: list[Pick]) -> None:
+        self._need("RUNNING", by)
+        kept, crewman = {ticket.id for ticket in self._chosen(keep)}, self._crew[by]
+
+        assert crewman.release(kept) == self._ledger.release(crewman.worker_id, kept)
+
+    @rule(by=someone, picks=picks)
+    def unclaim(self, by: int, picks: list[Pick]) -> None:
+        self._need("CLAIMED", by)
+        tickets = self._chosen(picks, "CLAIMED")
+
+        self._crew[by].unclaim(tickets)
+
+        self._ledger.unclaim(tickets)
+
+    # Life and death of workers
+
+    @rule(by=someone, is_late=st.booleans())
+    def beat(self, by: int, is_late: bool) -> None:
+        crewman, members = self._crew[by], self._ledger.members
+        if is_late:
+            self._be_late(crewman)
+        member = members[crewman.worker_id]
+
+        answer = crewman.beat()
+
+        assert answer.is_alive is not member.is_dead
+        if answer.is_alive:
+            someone_is_late = any(other.is_late and not other.is_dead for other in members.values())
+            assert answer.others_are_late == someone_is_late
+            member.is_late = False
+        else:
+            members[crewman.sign_on()] = Member()
+
+    @rule(
+        by=someone, lost=someone, signs_off=st.booleans(), server_is_new=st.sampled_from([False, False, True])
+    )
+    def reap(self, by: int, lost: int, signs_off: bool, server_is_new: bool) -> None:
+        """One worker is late, or has signed off with tasks still in its name."""
+        self._need("CLAIMED", lost)
+        if signs_off:
+            self._crew[lost].sign_off()
+            self._ledger.forget(self._crew[lost].worker_id)
+            self._ledger.members[self._crew[lost].sign_on()] = Member()
+        else:
+            self._be_late(self._crew[lost])
+        before = {row.id: row.retry_count for row in self._ledger.rows.values()}
+
+        rescued = self._crew[by].reap(FOR_EVER if server_is_new else 0.0)
+
+        if not server_is_new:
+            self._ledger.bury()
+        assert rescued == self._ledger.rescue()
+        for row in self._ledger.rows.values():
+            if row.retry_count > before[row.id]:  # due in a second: too soon to know whether it has come
+                row.enqueued_at = NOT_YET
+                self._set(row, "enqueued_at = %s", NOT_YET)
+
+    def _be_late(self, crewman: Crewman) -> None:
+        self._ledger.members[crewman.worker_id].is_late = True
+        late = "UPDATE horsies_workers SET lease_expires_at = now() - interval '1 s' WHERE worker_id = %s"
+        self._execute(late, crewman.worker_id)
+
+    # What must be true at all times
+
+    @invariant()
+    def the_database_is_as_the_ledger_says(self) -> None:
+        self._inspector.inspect(self._ledger)
+
+    def _need(self, status: str, by: int = 0) -> None:
+        """See to it that there is a task in this status, so that the next step is not for nothing."""
+        statuses = {row.status for row in self._ledger.rows.values()}
+        if status in statuses:
+            return
+        if "PENDING" not in statuses:
+            for salt, is_async in enumerate((False, True)):
+                self.send(by, salt, COMMON | {"is_async": is_async})
+        if status != "PENDING":
+            self.claim(by, 2, 2 if status == "RUNNING" else 0)
+
+    def _chosen(self, picks: list[Pick], status: str = "RUNNING") -> list[Claimed]:
+        """The tickets picked, each once. Those come first that are good for a task in this status, then the latest."""
+
+        def is_good(ticket: Claimed) -> bool:
+            row = self._ledger.rows[ticket.id]
+            return row.claim_seq == ticket.claim_seq and row.status == status
+
+        good = [ticket for ticket in self._tickets if is_good(ticket)]
+        tickets = good + self._tickets[::-1]
+        chosen: dict[tuple[str, int], Claimed] = {}
+        for place, shift in picks if tickets else ():
+            ticket = tickets[place % len(tickets)]
+            number = ticket.claim_seq + shift
+            chosen[ticket.id, number] = ticket._replace(claim_seq=number)
+        return list(chosen.values())
+
+    def _set(self, row: Row, change: str, *values: object) -> None:
+        self._execute(f"UPDATE horsies_tasks_live SET {change} WHERE id = %s", *values, row.id)
+
+    def _execute(self, statement: str, *values: object) -> None:
+        self._place.db.execute(statement.encode(), values)
+
+
+def _session(url: str) -> psycopg.Connection[dict[str, Any]]:
+    return psycopg.Connection[dict[str, Any]].connect(url, autocommit=True, row_factory=dict_row)
+
+
+@pytest.fixture
+def place(database_url: str) -> Iterator[Place]:
+    with ExitStack() as stack:
+        crew = [stack.enter_context(closing(Crewman(database_url))) for _ in range(3)]
+        db, other = (stack.enter_context(_session(database_url)) for _ in range(2))
+        yield Place(crew, db, other)
+
+
+@pytest.mark.timeout(600 + EXAMPLES)
+def test_the_database_does_what_the_ledger_says(place: Place) -> None:
+    run_state_machine_as_test(
+        lambda: TaskMachine(place),  # pyright: ignore[reportArgumentType]
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=30,
+            deadline=None,
+            # The same examples in every run, unless more are asked for.
+            derandomize="HORSIES_MODEL_EXAMPLES" not in os.environ,
+            report_multiple_bugs=False,
+            phases=(Phase.generate,) if "DEV" in os.environ else (Phase.generate, Phase.shrink),
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
