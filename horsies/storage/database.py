@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, errors
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.string import TextLoader
 
 from horsies.config import PostgresConfig
@@ -82,13 +82,21 @@ async def connect_worker(config: PostgresConfig, name: str) -> Connection:
         connection_string(
             config.session_conninfo,
             **connection_settings(config, name),
-            options=f"{_STEADY_PLANS} {_FRESH_SNAPSHOTS}",
+            options=f"{_own_options(config.session_conninfo)} {_STEADY_PLANS} {_FRESH_SNAPSHOTS}".strip(),
         ),
         autocommit=True,
     )
     for kind in ("uuid", "timestamptz"):
         connection.adapters.register_loader(kind, TextLoader)
     return connection
+
+
+def _own_options(url: str) -> str:
+    """The options that a URL has itself, such as a search path, which ours must not replace."""
+    try:
+        return str(conninfo_to_dict(url).get("options") or "")
+    except psycopg.ProgrammingError:
+        return ""  # `connection_string` says what is wrong
 
 
 def connection_string(url: str, **settings: Any) -> str:

@@ -20,6 +20,8 @@ from horsies.storage.ids import not_before
 from horsies.storage.statements import statements
 
 SQL = statements("tasks")
+# As a number of tasks: as many as there are.
+NO_LIMIT = 2**31 - 1
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,7 +42,7 @@ _EXCHANGE_TYPES = {
 }
 _PREPARE = b"PREPARE horsies_exchange (%s) AS %s" % (
     ", ".join(_EXCHANGE_TYPES.values()).encode(),
-    SQL["exchange"] % {name.encode(): b"$%d" % n for n, name in enumerate(_EXCHANGE_TYPES, 1)},
+    SQL["exchange_within"] % {name.encode(): b"$%d" % n for n, name in enumerate(_EXCHANGE_TYPES, 1)},
 )
 _EXECUTE = f"EXECUTE horsies_exchange ({', '.join(f'%({name})s' for name in _EXCHANGE_TYPES)})".encode()
 
@@ -214,7 +216,9 @@ async def exchange(
     if ask.caps:
         cursor = await _in_turn(connection, values, [cap.queue_name for cap in ask.caps])
     else:
-        cursor = await connection.execute(SQL["exchange"], values, prepare=True)
+        is_plain = not ask.rates and ask.batch == NO_LIMIT
+        statement = SQL["exchange" if is_plain else "exchange_within"]
+        cursor = await connection.execute(statement, values, prepare=True)
     summary, *rows = await cursor.fetchall()
     return summary[2], [Claimed._make(row) for row in rows]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horsies.storage.tasks import Claimed, Room
-from horsies.worker.claim import NO_LIMIT, budget
+from horsies.storage.tasks import NO_LIMIT, Claimed, Room
+from horsies.worker.claim import budget
 from horsies.worker.pool import ChildPool
 
 # With prefetch, a child is sent as many calls ahead as it should be able to run in this time.

@@ -16,13 +16,11 @@ from typing import NamedTuple
 from uuid import UUID
 
 from horsies.config import CustomQueueConfig
-from horsies.storage.tasks import Ask, Cap, Claimed, Line, Room
+from horsies.storage.tasks import NO_LIMIT, Ask, Cap, Claimed, Line, Room
 
 # A claim from the beginning may cost this share of the time between two of them, within these bounds.
 REWIND_SHARE = 0.05
 REWIND_MIN_SECONDS, REWIND_MAX_SECONDS = 0.05, 1.0
-# As a quota: no limit.
-NO_LIMIT = 2**31 - 1
 
 Key = tuple[int, str, str]
 START: Key = (0, "2000-01-01T00:00:00Z", str(UUID(int=0)))

@@ -154,7 +154,9 @@ class Ledger:
 
     def _chosen(self, ask: Ask, remaining: dict[str, int], locked: Collection[str]) -> list[tuple[int, Row]]:
         """Line by line, within the room of each pool and the limits of the cluster."""
-        room_left = {room.pool: room.room for room in ask.pools}
+        member = self.members.get(ask.worker_id)
+        is_dead = member is not None and member.is_dead  # and nothing is given to the dead
+        room_left = {room.pool: 0 if is_dead else room.room for room in ask.pools}
         found: list[tuple[int, Row]] = []
         for line in ask.lines:
             most = min(line.quota, remaining.get(line.queue_name, line.quota), room_left[line.pool])

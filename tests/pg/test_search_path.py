@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
+
+from horsies import PostgresConfig
+from horsies.storage.database import connect_worker
 
 Db = psycopg.Connection[dict[str, Any]]
 
@@ -161,3 +165,15 @@ def test_one_call_prepares_a_year_at_most(db: Db) -> None:
         "SELECT count(*) AS days FROM pg_class WHERE relname ~ '^horsies_tasks_[0-9]{8}$'"
     ).fetchone()
     assert days == {"days": 367}
+
+
+def test_a_search_path_in_the_url_is_kept_by_workers(database_url: str) -> None:
+    url = f"{database_url}?options=-csearch_path%3Dpg_catalog,public"
+
+    async def search_path() -> str:
+        async with await connect_worker(PostgresConfig(database_url=url), "test") as connection:
+            row = await (await connection.execute("SHOW search_path")).fetchone()
+            assert row is not None
+            return row[0]
+
+    assert asyncio.run(search_path()) == "pg_catalog,public"
