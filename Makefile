@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTHON ?=
 USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 
+# The whole suite but the fault drills, which take long: make faults.
+TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/docs tests/faults/test_checker.py
 # How long a soak lasts.
 SOAK_MINUTES ?= 60
 
@@ -26,7 +28,7 @@ demo: $(VENV)/.runs
 	$(BIN)/horsies demo --once
 
 test: $(VENV)/.develops
-	$(BIN)/pytest -n 4
+	$(BIN)/pytest -n 4 $(TESTS)
 
 lint: $(VENV)/.develops
 	$(BIN)/ruff check

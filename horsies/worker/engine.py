@@ -196,7 +196,6 @@ class Engine:
         while not self._is_done():
             await self._named.wait()
             if self._unsure or self._has_doubts():
-                await self._helper_idle.wait()
                 await self._give_back(connection)
                 continue  # that may have been the last thing to do
             if self._holds_too_long():
@@ -400,6 +399,7 @@ class Engine:
         self._started_at = time.monotonic()
         plain.submit([task for task in chosen if task.id in ours])
         if len(ours) < len(chosen):
+            self._unsure = True  # a start whose reply was lost has left it running in our name
             await tasks.expire(connection, self.owner.worker_id, EXPIRED)
 
     async def _fail(self, connection: Connection, failed: list[Failure]) -> None:
@@ -420,6 +420,7 @@ class Engine:
 
     async def _give_back(self, connection: Connection) -> None:
         """Everything in our name that we do not hold: unstarted when we stop, or claimed by a reply that was lost."""
+        await self._helper_idle.wait()  # what it ends and claims right now is in nobody's hands
         held = [task.id for task in (*self._capacity.running, *self._prefetched)]
         held += [ended.id for ended in (*self.settler.completed, *self.settler.failed)]
         if self._doubtful:
