@@ -26,6 +26,7 @@ def note(path: str) -> TaskResult[int, TaskError]:
 
 @app.task("wait_for")
 def wait_for(path: str) -> TaskResult[int, TaskError]:
+    Path(f"{path}-begun-{os.getpid()}").touch()
     with open(f"{path}.runs", "a") as file:
         file.write("ran\\n")
     while not Path(path).exists():
@@ -100,6 +101,8 @@ def test_tasks_outlive_the_end_of_every_session_of_their_worker(workplace: Workp
     gate = office.gate("sessions")
     handles = [office.tasks.wait_for.send(str(gate)).unwrap() for _ in range(2)]
     pids = [until_status(db, handle, "RUNNING")["worker_pid"] for handle in handles]
+    for pid in pids:  # as long as its code has not begun, a task is given back
+        eventually(office.gate(f"sessions-begun-{pid}").exists, what="the task having begun")
 
     for _ in range(3):
         ended = [session["pid"] for session in sessions(db)]

@@ -117,7 +117,7 @@ def test_tasks_that_do_not_end_in_the_time_for_it_are_ended(workplace: Workplace
     office = staffed(workplace, APP, "--processes=1", "--drain-seconds=1")
     processes = descendants(office.worker.pid)
     running = office.tasks.wait_for.send(str(office.gate("never"))).unwrap()
-    until_status(db, running, "RUNNING")
+    eventually(office.gate("never-begun").exists, what="the task having begun")
 
     assert office.worker.stop() == 0
 
