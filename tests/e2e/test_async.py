@@ -36,6 +36,7 @@ async def where() -> TaskResult[int, TaskError]:
 
 @app.task("wait_for")
 async def wait_for(path: str) -> TaskResult[int, TaskError]:
+    Path(f"{path}-begun").touch()
     while not Path(path).exists():
         await asyncio.sleep(0.01)
     return TaskResult(ok=os.getpid())
@@ -290,7 +291,7 @@ def test_a_stop_lets_them_end(workplace: Workplace, db: Db) -> None:
     office = staffed(workplace, APP, "--processes=1")
     gate = office.gate("stop")
     handle = office.tasks.wait_for.send(str(gate)).unwrap()
-    until_status(db, handle, "RUNNING")
+    eventually(office.gate("stop-begun").exists, what="the task having begun")
 
     office.worker.process.terminate()
     eventually(lambda: "Stopping: 1 tasks" in office.worker.log, what="the worker stopping")
