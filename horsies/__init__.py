@@ -23,6 +23,8 @@ from horsies.errors import (
     ErrorCode,
     MultipleValidationErrors,
     ValidationReport,
+    WorkflowContextMissingIdError,
+    WorkflowValidationError,
 )
 from horsies.handle import TaskHandle
 from horsies.registry import ChildProcessStartHook
@@ -42,6 +44,8 @@ from horsies.results import (
     TaskSendError,
     TaskSendPayload,
     TaskSendResult,
+    WorkflowStartError,
+    WorkflowStartResult,
     is_err,
     is_ok,
 )
@@ -49,6 +53,8 @@ from horsies.retry import ExceptionMapper, RetryPolicy
 from horsies.sending import TaskSendOptions
 from horsies.status import (
     TASK_TERMINAL_STATES,
+    WORKFLOW_TASK_TERMINAL_STATES,
+    WORKFLOW_TERMINAL_STATES,
     BrokerErrorCode,
     BuiltInTaskCode,
     ContractCode,
@@ -59,10 +65,34 @@ from horsies.status import (
     TaskAttemptOutcome,
     TaskSendErrorCode,
     TaskStatus,
+    WorkflowStartErrorCode,
+    WorkflowStatus,
+    WorkflowTaskStatus,
 )
+from horsies.workflow.context import WorkflowContext, WorkflowMeta
+from horsies.workflow.definition import WorkflowDefinition
+from horsies.workflow.handle import SubWorkflowSummary, WorkflowHandle, WorkflowTaskInfo
+from horsies.workflow.nodes import (
+    AnyNode,
+    NodeKey,
+    OnError,
+    SubWorkflowNode,
+    SuccessCase,
+    SuccessPolicy,
+    TaskNode,
+    from_node,
+    map_node,
+    signal_node,
+    sleep_node,
+    slugify,
+)
+from horsies.workflow.spec import WorkflowSpec
 
 __all__ = [
     "TASK_TERMINAL_STATES",
+    "WORKFLOW_TASK_TERMINAL_STATES",
+    "WORKFLOW_TERMINAL_STATES",
+    "AnyNode",
     "AppConfig",
     "BrokerErrorCode",
     "BrokerOperationError",
@@ -79,7 +109,9 @@ __all__ = [
     "HandleResult",
     "Horsies",
     "MultipleValidationErrors",
+    "NodeKey",
     "Ok",
+    "OnError",
     "OperationalErrorCode",
     "OutcomeCode",
     "PayloadPolicy",
@@ -91,11 +123,16 @@ __all__ = [
     "RetrievalCode",
     "RetryPolicy",
     "SubWorkflowError",
+    "SubWorkflowNode",
+    "SubWorkflowSummary",
+    "SuccessCase",
+    "SuccessPolicy",
     "TaskAttemptInfo",
     "TaskAttemptOutcome",
     "TaskError",
     "TaskHandle",
     "TaskInfo",
+    "TaskNode",
     "TaskResult",
     "TaskSendError",
     "TaskSendErrorCode",
@@ -106,6 +143,24 @@ __all__ = [
     "ValidationReport",
     "WorkerConfig",
     "WorkerResilienceConfig",
+    "WorkflowContext",
+    "WorkflowContextMissingIdError",
+    "WorkflowDefinition",
+    "WorkflowHandle",
+    "WorkflowMeta",
+    "WorkflowSpec",
+    "WorkflowStartError",
+    "WorkflowStartErrorCode",
+    "WorkflowStartResult",
+    "WorkflowStatus",
+    "WorkflowTaskInfo",
+    "WorkflowTaskStatus",
+    "WorkflowValidationError",
+    "from_node",
     "is_err",
     "is_ok",
+    "map_node",
+    "signal_node",
+    "sleep_node",
+    "slugify",
 ]

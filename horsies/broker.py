@@ -21,13 +21,15 @@ from horsies import embedded
 from horsies.config import AppConfig, PostgresConfig, database_url_from
 from horsies.portal import portal, run_async, run_sync
 from horsies.retry import backoff
-from horsies.storage import tasks
+from horsies.status import TASK_TERMINAL_STATES, WORKFLOW_TERMINAL_STATES, WorkflowStatus
+from horsies.storage import tasks, workflows
 from horsies.storage.database import TRANSIENT, Connection, Database, explain, is_refused
 from horsies.storage.direct import DirectDatabase
 from horsies.storage.migrate import migrate
 from horsies.storage.store import ROWS_PER_STATEMENT, Rows, carry_out, carry_out_async, store
 from horsies.storage.tasks import NewTask, Seen
 from horsies.storage.waiters import Waiters
+from horsies.storage.workflows import FlowSeen
 
 logger = logging.getLogger("horsies.broker")
 
@@ -113,7 +115,7 @@ class Broker:
         return run_sync(self._opened())
 
     async def _send(self, rows: Sequence[NewTask], *, again: bool) -> list[UUID]:
-        async with self._connection() as connection:
+        async with self.connection() as connection:
 
             async def fetch(sql: bytes, values: Mapping[str, str]) -> Rows:
                 return await (await connection.execute(sql, values)).fetchall()
@@ -135,15 +137,20 @@ class Broker:
         session = await self._opened()
         return await session.waiters.wait(task_id, seconds)
 
+    async def watch_workflow(self, workflow_id: UUID, seconds: float | None) -> FlowSeen | None:
+        """The same for a workflow, until it has ended or stands still."""
+        session = await self._opened()
+        return await session.flows.wait(workflow_id, seconds)
+
     async def look(self, task_id: UUID) -> Seen | None:
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             return next(iter(await tasks.look(connection, [task_id])), None)
 
     async def info(
         self, task_id: UUID, *, with_attempts: bool
     ) -> tuple[tuple[Any, ...] | None, list[tuple[Any, ...]] | None]:
         """The row of a task, and its attempts if they are wanted."""
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             row = await tasks.info(connection, task_id)
             return row, await tasks.attempts(connection, task_id) if with_attempts else None
 
@@ -155,7 +162,8 @@ class Broker:
             raise explain(error, config) from error
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncGenerator[Connection]:
+    async def connection(self) -> AsyncGenerator[Connection]:
+        """Borrow a connection; for code on the portal's loop."""
         session = await self._opened()
         async with session.database.connection() as connection:
             yield connection
@@ -194,10 +202,17 @@ class _Session:
 
     def __init__(self, config: PostgresConfig) -> None:
         self.database = Database(config, "horsies-producer")
-        self.waiters = Waiters(self.database)
+        self.waiters = Waiters(self.database, "task_done", tasks.watch, TASK_TERMINAL_STATES)
+        self.flows = Waiters(
+            self.database,
+            "workflow_done",
+            workflows.watch,
+            WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED},
+        )
         self.direct = DirectDatabase(config, "horsies-producer")
 
     async def close(self) -> None:
         self.direct.close()
         await self.waiters.close()
+        await self.flows.close()
         await self.database.close()

@@ -29,6 +29,9 @@ from horsies.results import TaskError, TaskResult
 from horsies.retry import ExceptionMapper, RetryPolicy, check_exception_mapper, is_error_code
 from horsies.sending import MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, TaskDefinition, Unique
 from horsies.task import AsyncTask, BaseTask, Task
+from horsies.workflow.handle import WorkflowHandle
+from horsies.workflow.nodes import AnyNode, Node, OnError, SuccessPolicy
+from horsies.workflow.spec import WorkflowSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -175,6 +178,41 @@ class TaskRegistry:
         """
         value_type = Any if task is None else task.definition.signature.value_type
         return TaskHandle(str(task_id), self._broker, value_type)
+
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[AnyNode],
+        on_error: OnError = OnError.FAIL,
+        output: Node[T] | None = None,
+        success_policy: SuccessPolicy | None = None,
+        *,
+        definition_key: str | None = None,
+        deadline_seconds: float | None = None,
+    ) -> WorkflowSpec[T]:
+        """A workflow of these nodes, checked: everything that is wrong with it is reported together.
+
+        >>> spec = app.workflow("import", [fetch, parse], output=parse, definition_key="shop.import.v1")
+        """
+        return WorkflowSpec(
+            name=name,
+            tasks=tasks,
+            on_error=on_error,
+            output=output,
+            success_policy=success_policy,
+            definition_key=definition_key or "",
+            deadline_seconds=deadline_seconds,
+            broker=self._broker,
+            resend_on_transient_err=self.config.resend_on_transient_err,
+            app=self,
+        )
+
+    def workflow_handle(self, workflow_id: str | UUID) -> WorkflowHandle[Any]:
+        """A handle to a workflow by its id; values come as plain JSON.
+
+        >>> app.workflow_handle("0198f0c2-…").status()
+        """
+        return WorkflowHandle(str(workflow_id), self._broker)
 
     def discover_tasks(self, modules: Sequence[str]) -> None:
         """Say where tasks are defined: dotted modules, or paths of files. Nothing is imported yet.

@@ -329,6 +329,18 @@ class TaskSendError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowStartError:
+    """Why a workflow was not started. Its repr hides the exception, which may quote arguments."""
+
+    code: WorkflowStartErrorCode
+    message: str
+    workflow_name: str
+    workflow_id: str | None = None
+    retryable: bool = False
+    exception: BaseException | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandleOperationError:
     """Why an operation on a workflow failed."""
 
@@ -396,5 +408,6 @@ class TaskInfo:
 
 
 TaskSendResult: TypeAlias = Result[T, TaskSendError]
+WorkflowStartResult: TypeAlias = Result[T, WorkflowStartError]
 HandleResult: TypeAlias = Result[T, HandleOperationError]
 BrokerResult: TypeAlias = Result[T, BrokerOperationError]

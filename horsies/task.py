@@ -13,6 +13,7 @@ from horsies.broker import Broker
 from horsies.handle import TaskHandle
 from horsies.portal import run_async, run_sync
 from horsies.results import Err, Ok, Result, TaskError, TaskResult, TaskSendError, TaskSendResult
+from horsies.retry import RetryPolicy
 from horsies.sending import (
     Envelope,
     Refused,
@@ -30,6 +31,7 @@ from horsies.status import TaskSendErrorCode
 from horsies.storage.store import carry_out, carry_out_async, store_and_wake
 from horsies.storage.tasks import NewTask
 from horsies.storage.transactional import ACCEPTED, async_fetcher, fetcher
+from horsies.workflow.nodes import AnyNode, Join, NodeBuilder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -184,6 +186,46 @@ class BaseTask(Sender[P, T]):
             conn=conn,
         )
         return Sender(self.definition, options, self._broker)
+
+    def gives(self) -> type[T]:
+        """The type of the value that it gives on success."""
+        return self.definition.signature.value_type
+
+    def node(
+        self,
+        *,
+        waits_for: Sequence[AnyNode] = (),
+        args_from: Mapping[str, AnyNode] | None = None,
+        workflow_ctx_from: Sequence[AnyNode] | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        allow_failed_deps: bool = False,
+        join: Join = "all",
+        min_success: int | None = None,
+        good_until: datetime | None = None,
+        timeout_ms: int | None = None,
+        retry_policy: RetryPolicy | None = None,
+        node_id: str | None = None,
+    ) -> NodeBuilder[P, T]:
+        """A node of a workflow that runs this task; call what you get with the task's arguments, by name.
+
+        >>> parse = parse_page.node(node_id="parse")(page=from_node(fetch))
+        """
+        options = {
+            "waits_for": waits_for,
+            "args_from": dict(args_from or {}),
+            "workflow_ctx_from": workflow_ctx_from,
+            "queue": queue,
+            "priority": priority,
+            "allow_failed_deps": allow_failed_deps,
+            "join": join,
+            "min_success": min_success,
+            "good_until": good_until,
+            "timeout_ms": timeout_ms,
+            "retry_policy": retry_policy,
+            "node_id": node_id,
+        }
+        return NodeBuilder(self, options)
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
         """Send again what `send` could not store; the task is stored once, even if it was stored after all.

@@ -110,6 +110,10 @@ class Signature:
         given = self._bind(args, kwargs)
         return self._encode_whole(given) or self._encode_each(given)
 
+    def encode_part(self, kwargs: Mapping[str, Any]) -> bytes:
+        """The JSON object of some arguments by name, where the others come later; names that are unknown are left out."""
+        return self._encode_each({name: value for name, value in kwargs.items() if name in self._codecs})
+
     def decode(self, args_json: bytes | str | None, kwargs_json: bytes | str | None) -> dict[str, Any]:
         """The arguments to call the function with; ArgumentError for anything that is not such."""
         data = b"{}" if kwargs_json is None else kwargs_json

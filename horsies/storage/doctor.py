@@ -142,6 +142,27 @@ INVARIANTS = (
         "spent far into the future",
         "UPDATE horsies_rates SET spent_until = now() WHERE spent_until > now(): its tasks wait until then",
     ),
+    Check(
+        "workflow_lag",
+        "violation",
+        "node",
+        "of a workflow that waits for a task which is over",
+        "somebody has ended or removed the task by hand: `horsies workflows cancel` the workflow, and start it anew",
+    ),
+    Check(
+        "workflow_stalls",
+        "violation",
+        "node",
+        "of a workflow that could begin and has not",
+        "somebody has changed rows by hand: `horsies workflows pause` and `resume` the workflow",
+    ),
+    Check(
+        "workflow_counts",
+        "violation",
+        "workflow",
+        "that miscounts what it waits for, or has ended and does not know it",
+        "somebody has changed rows by hand: `horsies workflows cancel` it, and start it anew",
+    ),
 )
 
 HEALTH = (

@@ -23,13 +23,14 @@ END $$;
 
 REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
-              horsies_task_definitions, horsies_idempotency_keys, horsies_schema_version
+              horsies_task_definitions, horsies_idempotency_keys, horsies_schema_version, horsies_workflows,
+              horsies_workflow_tasks, horsies_workflow_results
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only, and reads what became of them. Whoever waits for a task marks it, so that
 -- its end is notified. The insert trigger looks whether a worker sleeps.
 GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms, max_retries,
-              task_options, unique_key, tags, rate_key)
+              task_options, unique_key, tags, rate_key, workflow_id, workflow_index)
    ON horsies_tasks, horsies_tasks_live TO horsies_producer;
 GRANT INSERT (idempotency_key, task_id, enqueue_sha) ON horsies_idempotency_keys TO horsies_producer;
 GRANT UPDATE (awaited) ON horsies_tasks_live TO horsies_producer;
@@ -38,6 +39,10 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_task_attempts, horsie
    TO horsies_producer;
 GRANT SELECT (queues, waiting, waiting_async, lease_expires_at) ON horsies_workers TO horsies_producer;
 GRANT EXECUTE ON FUNCTION horsies_send, horsies_queue_channel TO horsies_producer;
+-- It starts workflows, waits for them and reads them. To steer one that runs takes an operator.
+GRANT SELECT, INSERT, UPDATE (awaited) ON horsies_workflows TO horsies_producer;
+GRANT SELECT, INSERT ON horsies_workflow_tasks TO horsies_producer;
+GRANT SELECT ON horsies_workflow_results TO horsies_producer;
 
 -- A worker is a producer, for its tasks may send tasks. It moves tasks from state to state, and cannot change what they are.
 GRANT horsies_producer TO horsies_worker;
@@ -58,6 +63,12 @@ GRANT INSERT, UPDATE ON horsies_task_definitions TO horsies_worker;
 -- To delete rows that nobody else is about to delete, it locks them, which is an UPDATE right. Their ids cannot be set.
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON horsies_worker_states, horsies_heartbeats TO horsies_worker;
 GRANT EXECUTE ON FUNCTION horsies_prepare_history, horsies_refresh_statistics TO horsies_worker;
+-- Whoever ends a task moves its workflow on.
+GRANT UPDATE (status, started_at, completed_at, deadline_at, open_tasks, result, error)
+   ON horsies_workflows TO horsies_worker;
+GRANT UPDATE (status, task_id, sub_workflow_id, due_at, started_at, completed_at, open_deps, completed_deps, failed_deps,
+              open_sources, result, sub_workflow_summary)
+   ON horsies_workflow_tasks TO horsies_worker;
 
 -- A scheduler sends.
 GRANT horsies_producer TO horsies_scheduler;
@@ -65,7 +76,8 @@ GRANT horsies_producer TO horsies_scheduler;
 -- A viewer reads everything, arguments and results too, and writes nothing.
 GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
-                horsies_task_definitions, horsies_idempotency_keys, horsies_schema_version
+                horsies_task_definitions, horsies_idempotency_keys, horsies_schema_version, horsies_workflows,
+                horsies_workflow_tasks, horsies_workflow_results
    TO horsies_viewer;
 
 -- An operator cancels tasks, sends them through once more, and deletes those that have ended.
@@ -75,4 +87,14 @@ GRANT UPDATE (live, status, claim_seq, retry_count, crash_count, enqueued_at, ne
               failed_reason)
    ON horsies_tasks TO horsies_operator;
 GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys TO horsies_operator;
+-- And pauses, resumes, cancels, signals and repairs workflows, which may send tasks.
+GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, good_until, timeout_ms, max_retries, task_options,
+              rate_key, workflow_id, workflow_index)
+   ON horsies_tasks_live TO horsies_operator;
+GRANT UPDATE (status, started_at, completed_at, deadline_at, open_tasks, result, error, awaited)
+   ON horsies_workflows TO horsies_operator;
+GRANT UPDATE (status, task_id, sub_workflow_id, due_at, started_at, completed_at, open_deps, completed_deps, failed_deps,
+              open_sources, result, sub_workflow_summary)
+   ON horsies_workflow_tasks TO horsies_operator;
+GRANT INSERT ON horsies_workflows, horsies_workflow_tasks TO horsies_operator;
 COMMIT;

@@ -103,6 +103,14 @@ class Claimed(NamedTuple):
     crash_count: int
     has_expiry: bool
     task_options: str | None
+    workflow_id: str | None = None
+    workflow_index: int | None = None
+    inputs: str | None = None  # what comes to it from other nodes of its workflow
+
+    @property
+    def node(self) -> tuple[str, int] | None:
+        """The node of a workflow that this is the task of, if it is."""
+        return None if self.workflow_id is None else (self.workflow_id, self.workflow_index or 0)
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -152,12 +160,13 @@ class Ask(NamedTuple):
     process_name: str
 
 
-class Completed(msgspec.Struct, frozen=True):
-    """A task that returned."""
+class Completed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A task that returned; `node` if it belongs to a workflow."""
 
     id: str
     claim_seq: int
     result: str
+    node: tuple[str, int] | None = None
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -188,6 +197,7 @@ class Failure(msgspec.Struct, frozen=True):
     failed_reason: str | None = None
     delay_seconds: float | None = None
     crashed: bool = False
+    node: tuple[str, int] | None = None
 
 
 def as_json(value: object) -> str:
@@ -220,7 +230,7 @@ async def exchange(
         statement = SQL["exchange" if is_plain else "exchange_within"]
         cursor = await connection.execute(statement, values, prepare=True)
     summary, *rows = await cursor.fetchall()
-    return summary[2], [Claimed._make(row) for row in rows]
+    return summary[2], [Claimed(*row) for row in rows]
 
 
 async def _in_turn(

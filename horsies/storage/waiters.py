@@ -1,6 +1,6 @@
-"""Everyone in a process who waits for the end of a task, behind one listener and one query at a time.
+"""Everyone in a process who waits for the end of a task or a workflow, behind one listener and one query at a time.
 
-Waiting costs no busy polling: a task that is not done is marked, its end is notified, and only then is it looked at
+Waiting costs no busy polling: what is not done is marked, its end is notified, and only then is it looked at
 again. Looks gather while one is under way, so a thousand waiters cost as many round trips as a few.
 """
 
@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from random import random
+from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg.errors import SerializationFailure
 
 from horsies.retry import backoff
-from horsies.status import TASK_TERMINAL_STATES
-from horsies.storage import tasks
-from horsies.storage.database import TRANSIENT, Database
+from horsies.storage.database import TRANSIENT, Connection, Database
 from horsies.storage.listener import Listener
-from horsies.storage.tasks import Seen
 
 POLL_SECONDS = 5.0
 POLL_DEAF_SECONDS = 0.5
@@ -30,19 +28,36 @@ LOCKED_SECONDS = 0.001
 FIRST_LOOK_SECONDS = 0.004
 
 
-class Waiters:
-    """`wait` for as many tasks as you like, from one event loop."""
+class Watched(Protocol):
+    """What was seen of something that has an end; `watched` when that will be notified."""
 
-    def __init__(self, database: Database) -> None:
+    @property
+    def id(self) -> UUID: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def watched(self) -> bool: ...
+
+
+S = TypeVar("S", bound=Watched)
+Watch = Callable[[Connection, Sequence[UUID]], Awaitable[list[S]]]
+
+
+class Waiters(Generic[S]):
+    """`wait` for as many as you like, from one event loop, until their status is one of `final`."""
+
+    def __init__(self, database: Database, channel: str, watch: Watch[S], final: Collection[str]) -> None:
         self._database = database
-        self._waiting: dict[UUID, list[asyncio.Future[Seen | None]]] = {}
+        self._watch = watch
+        self._final = final
+        self._waiting: dict[UUID, list[asyncio.Future[S | None]]] = {}
         self._watched: set[UUID] = set()
         self._dirty: set[UUID] = set()
         self._news = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._listener = Listener(
             database.config,
-            ["task_done"],
+            [channel],
             on_notify=self._on_notify,
             on_connected=lambda: self._look_again(self._waiting),
         )
@@ -52,10 +67,10 @@ class Waiters:
         with contextlib.suppress(ValueError):
             self._look_again([UUID(payload)])
 
-    async def wait(self, task_id: UUID, seconds: float | None) -> Seen | None:
-        """The task once it has ended, None if there is none of that id; TimeoutError after `seconds`."""
+    async def wait(self, task_id: UUID, seconds: float | None) -> S | None:
+        """The task or workflow once it has ended, None if there is none of that id; TimeoutError after `seconds`."""
         self._start()
-        future: asyncio.Future[Seen | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[S | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         asyncio.get_running_loop().call_later(_patience(task_id, time.time()), self._look_again, [task_id])
         try:
@@ -64,7 +79,7 @@ class Waiters:
         finally:
             self._forget(task_id, future)
 
-    def _forget(self, task_id: UUID, future: asyncio.Future[Seen | None]) -> None:
+    def _forget(self, task_id: UUID, future: asyncio.Future[S | None]) -> None:
         futures = self._waiting.get(task_id, [])
         if future in futures:
             futures.remove(future)
@@ -92,7 +107,7 @@ class Waiters:
                 continue
             try:
                 async with self._database.connection() as connection:
-                    seen = await tasks.watch(connection, batch)
+                    seen = await self._watch(connection, batch)
                 failures = 0
             except SerializationFailure:  # one of them ended while we asked
                 self._look_again(batch)
@@ -116,12 +131,12 @@ class Waiters:
             self._dirty.update(self._waiting)
         self._news.clear()
 
-    def _tell(self, batch: list[UUID], seen: list[Seen]) -> None:
+    def _tell(self, batch: list[UUID], seen: list[S]) -> None:
         by_id = {task.id: task for task in seen}
         locked: list[UUID] = []
         for task_id in batch:
             task = by_id.get(task_id)
-            if task is None or task.status in TASK_TERMINAL_STATES:
+            if task is None or task.status in self._final:
                 for future in self._waiting.get(task_id, []):
                     if not future.done():
                         future.set_result(task)

@@ -111,7 +111,7 @@ async def bury(connection: Connection, lease_seconds: float) -> list[tuple[UUID,
 
 async def orphans(connection: Connection) -> list[Orphan]:
     cursor = await connection.execute(SQL["orphans"])
-    return [Orphan(Claimed._make(row[1:]), row[0] == "RUNNING") for row in await cursor.fetchall()]
+    return [Orphan(Claimed(*row[1:]), row[0] == "RUNNING") for row in await cursor.fetchall()]
 
 
 async def unclaim(connection: Connection, tasks: Sequence[Claimed]) -> None:

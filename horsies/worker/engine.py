@@ -21,9 +21,9 @@ from horsies.config import CustomQueueConfig
 from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import OutcomeCode, WorkerState
-from horsies.storage import tasks, workers
+from horsies.storage import steering, tasks, workers, workflows
 from horsies.storage.database import TRANSIENT, Connection
-from horsies.storage.tasks import Claimed, Failure, Room, Start
+from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start
 from horsies.worker.attention import Attention
 from horsies.worker.capacity import FULL_SECONDS, Capacity, Limits
 from horsies.worker.claim import Caps, Claimer, Owner
@@ -84,6 +84,7 @@ class Engine:
         self._unsettled: dict[str, Claimed] = {}
         self._due_at: float | None = None
         self._due_unknown = True
+        self._timer_at: float | None = None  # when something of a workflow is due, as far as we know
         self._unsure = False
         self._doubtful: set[int] = set()  # lost sessions that may still carry out what we asked for
         self._doubt_at = 0.0
@@ -195,6 +196,8 @@ class Engine:
         self._said_waiting = (False, False)  # whatever was said over the last connection, it is said again
         while not self._is_done():
             await self._named.wait()
+            if self._timer_at is not None and time.monotonic() >= self._timer_at:
+                await self._fire(connection)
             if self._unsure or self._has_doubts():
                 await self._give_back(connection)
                 continue  # that may have been the last thing to do
@@ -317,7 +320,7 @@ class Engine:
         ask = self._claimer.ask(self.owner, rooms, ceiling, caps, began)
         self._capacity.reserve(rooms)
         try:
-            ended, claimed = await tasks.exchange(connection, completed, ask)
+            ended, claimed = await self._exchange(connection, completed, ask)
         except TRANSIENT:
             self.settler.completed[:0] = completed
             self._unsettled |= ending
@@ -339,6 +342,34 @@ class Engine:
             self._take(claimed, rooms, now)
         if ended < len(completed):
             await self._count_stale(connection, [task.id for task in completed])
+
+    async def _exchange(
+        self, connection: Connection, completed: list[Completed], ask: Ask
+    ) -> tuple[int, list[Claimed]]:
+        """End and claim. Where a workflow is moved on, that is one transaction, and what it sends can be claimed in it."""
+        of_workflows = [task for task in completed if task.node is not None]
+        if not of_workflows:
+            ended, claimed = await tasks.exchange(connection, completed, ask)
+            return ended, await workflows.feed(connection, claimed)
+        async with connection.transaction():
+            settled = await workflows.settle(connection, of_workflows, [])
+            others = [task for task in completed if task.node is None]
+            ended, claimed = await tasks.exchange(connection, others, ask)
+            claimed = await workflows.feed(connection, claimed)
+        self._note_timer(settled.timer)
+        return ended + len(settled.completed), claimed
+
+    async def _fire(self, connection: Connection) -> None:
+        """Carry out what workflows have waited for."""
+        self._timer_at = None
+        self._note_timer(await steering.fire(connection))
+        self._look = True
+
+    def _note_timer(self, seconds: float | None) -> None:
+        """Something of a workflow is due in so many seconds, if any."""
+        if seconds is not None:
+            at = time.monotonic() + max(0.0, seconds)
+            self._timer_at = at if self._timer_at is None else min(at, self._timer_at)
 
     def _take(self, claimed: list[Claimed], rooms: Sequence[Room], now: float) -> None:
         """Hand out what was claimed, and decide whether to look for more."""
@@ -401,9 +432,16 @@ class Engine:
         if len(ours) < len(chosen):
             self._unsure = True  # a start whose reply was lost has left it running in our name
             await tasks.expire(connection, self.owner.worker_id, EXPIRED)
+            await steering.expire(connection, self.owner.worker_id, EXPIRED)
 
     async def _fail(self, connection: Connection, failed: list[Failure]) -> None:
-        ours = await tasks.fail(connection, failed)
+        if any(failure.node for failure in failed):
+            async with connection.transaction():
+                settled = await workflows.settle(connection, [], failed)
+            self._note_timer(settled.timer)
+            ours, self._look = settled.failed, True
+        else:
+            ours = await tasks.fail(connection, failed)
         for failure in failed:
             self._unsettled.pop(failure.id, None)
         if any(ours.values()):
@@ -455,6 +493,8 @@ class Engine:
         if self._due_at is not None and time.monotonic() >= self._due_at:
             self._due_unknown = True
             await tasks.expire(connection, self.owner.worker_id, EXPIRED)
+            await steering.expire(connection, self.owner.worker_id, EXPIRED)
+            await self._fire(connection)
 
     def _waiting(self) -> tuple[bool, bool]:
         """Whether we sleep until we are told of plain tasks, and of async ones."""
@@ -471,6 +511,8 @@ class Engine:
             seconds = min(seconds, DOUBT_SECONDS)
         if self._due_at is not None and has_room:
             seconds = min(seconds, max(0.0, self._due_at - time.monotonic()))
+        if self._timer_at is not None:
+            seconds = min(seconds, max(0.0, self._timer_at - time.monotonic()))
         return await self._news_within(seconds)
 
     async def _news_within(self, seconds: float) -> bool:

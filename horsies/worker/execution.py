@@ -15,7 +15,10 @@ from horsies.codec import ArgumentError, decode_result, describe_exception, enco
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import BUILTIN_CODE_REGISTRY, OperationalErrorCode
+from horsies.worker.building import build_part
 from horsies.worker.wire import Call, Outcome
+from horsies.workflow.context import arguments
+from horsies.workflow.rows import BUILD
 
 MESSAGE_LIMIT = 1_000
 # What can be stored at all, in bytes: PostgreSQL takes no statement of a gigabyte, and what is quoted grows.
@@ -57,11 +60,13 @@ def prepare(
 ) -> tuple[AnyTask | None, dict[str, Any], TaskResult[Any, TaskError] | None]:
     """The task of a call and its arguments, or the result that says why it cannot be run."""
     task = registry.tasks.get(call.task_name)
+    if call.task_name == BUILD:
+        return None, {}, build_part(registry, call.kwargs, call.inputs)
     if task is None:
         message = f"this worker knows no task {call.task_name!r}"
         return None, {}, _err(OperationalErrorCode.WORKER_RESOLUTION_ERROR, message)
     try:
-        return task, task.definition.signature.decode(call.args, call.kwargs), None
+        return task, arguments(task.definition.signature, call.args, call.kwargs, call.inputs), None
     except ArgumentError as error:
         return None, {}, _err(OperationalErrorCode.WORKER_SERIALIZATION_ERROR, str(error))
 

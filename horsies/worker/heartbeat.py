@@ -14,7 +14,7 @@ from random import random
 
 from horsies.config import AppConfig, PostgresConfig
 from horsies.retry import backoff
-from horsies.storage import workers
+from horsies.storage import steering, workers
 from horsies.storage.database import TRANSIENT, Connection, connect_worker
 from horsies.worker.claim import Owner
 from horsies.worker.reaper import reap
@@ -78,5 +78,6 @@ class Heartbeat:
             self._checked_at = time.monotonic()
             await workers.prepare_history(connection)
             rescued = await reap(connection, self._settler, owner.lease_seconds)
+            await steering.fire(connection)  # whoever knew when it is due may be gone, and the others busy
             if rescued:
                 logger.warning("rescued %d tasks of dead workers", rescued)

@@ -468,4 +468,5 @@ def _call(ticket: int, claimed: Claimed, limit_ms: int | None, valid_until: floa
         claimed.max_retries,
         limit_ms,
         valid_until,
+        claimed.inputs,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from horsies.storage import tasks, workers
+from horsies.storage import workers, workflows
 from horsies.storage.database import Connection
 from horsies.worker.settle import Settler
 
@@ -33,9 +33,8 @@ async def reap(connection: Connection, settler: Settler, lease_seconds: float) -
             if unstarted:
                 await workers.unclaim(connection, unstarted)
             if lost:
-                await tasks.fail(
-                    connection, [settler.crash(task, "the task was lost: its worker died") for task in lost]
-                )
+                failures = [settler.crash(task, "the task was lost: its worker died") for task in lost]
+                await workflows.settle(connection, [], failures)
             if len(orphans) < BATCH:
                 await workers.forget(connection)
         rescued += len(orphans)

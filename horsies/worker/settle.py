@@ -43,7 +43,7 @@ class Settler:
     def ended(self, task: Claimed, outcome: Outcome) -> None:
         """A child reported an outcome."""
         if outcome.ok:
-            self.completed.append(Completed(task.id, task.claim_seq, outcome.result))
+            self.completed.append(Completed(task.id, task.claim_seq, outcome.result, task.node))
             return
         policy = self.policy_of(task)
         delay = retry_delay(
@@ -54,7 +54,16 @@ class Settler:
             random=random(),
         )
         self.failed.append(
-            Failure(task.id, task.claim_seq, outcome.result, outcome.error_code, outcome.message, None, delay)
+            Failure(
+                task.id,
+                task.claim_seq,
+                outcome.result,
+                outcome.error_code,
+                outcome.message,
+                None,
+                delay,
+                node=task.node,
+            )
         )
 
     def timed_out(self, task: Claimed, limit_ms: int) -> None:
@@ -80,7 +89,9 @@ class Settler:
         result = encode_result(TaskResult(err=TaskError(error_code=code, message=message)), Any, None)
         policy = self.policy_of(task)
         delay = retry_delay(policy, code, retry_count=task.retry_count, random=random())
-        return Failure(task.id, task.claim_seq, result.decode(), code, message, message, delay)
+        return Failure(
+            task.id, task.claim_seq, result.decode(), code, message, message, delay, node=task.node
+        )
 
     def policy_of(self, task: Claimed) -> RetryPolicy | None:
         """The retry policy that the task was sent with; a row made by hand goes by the task's own."""

@@ -36,6 +36,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True):
     max_retries: int
     timeout_ms: int | None
     valid_until: float
+    inputs: str | None = None
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=0):

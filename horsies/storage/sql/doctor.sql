@@ -189,3 +189,31 @@ SELECT round(abs(ahead)::numeric, 1) || ' s ' || CASE WHEN ahead > 0 THEN 'ahead
 -- name: hidden_sessions
 SELECT 'pid ' || pid || ' of ' || usename FROM pg_stat_activity
  WHERE datname = current_database() AND query = '<insufficient privilege>';
+
+-- name: workflow_lag
+SELECT node.workflow_id || ' ' || node.node_id
+  FROM horsies_workflow_tasks AS node
+ WHERE node.status = 'ENQUEUED' AND NOT EXISTS (SELECT FROM horsies_tasks_live AS task WHERE task.id = node.task_id);
+
+-- name: workflow_stalls
+SELECT node.workflow_id || ' ' || node.node_id
+  FROM horsies_workflow_tasks AS node JOIN horsies_workflows AS flow ON flow.id = node.workflow_id
+ WHERE flow.status = 'RUNNING'
+   AND (node.status = 'READY'
+        OR node.status = 'PENDING'
+           AND CASE WHEN node.join_type = 'all' THEN node.open_deps = 0
+                    ELSE node.completed_deps >= node.min_success AND node.open_sources = 0 END);
+
+-- name: workflow_counts
+SELECT flow.id::text
+  FROM horsies_workflows AS flow
+ WHERE flow.status = 'RUNNING' AND flow.open_tasks = 0
+    OR flow.open_tasks <> (SELECT count(*) FROM horsies_workflow_tasks AS node
+                            WHERE node.workflow_id = flow.id AND node.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED'))
+UNION ALL
+SELECT node.workflow_id || ' ' || node.node_id
+  FROM horsies_workflow_tasks AS node
+ WHERE node.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED')
+   AND node.open_deps <> (SELECT count(*) FROM horsies_workflow_tasks AS dep
+                           WHERE dep.workflow_id = node.workflow_id AND dep.task_index = ANY (node.dependencies)
+                             AND dep.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED'));

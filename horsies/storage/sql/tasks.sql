@@ -135,11 +135,11 @@ WITH ended AS (
      WHERE task.id = placed.id
     RETURNING placed.turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
-              task.crash_count, task.good_until IS NOT NULL, task.task_options
+              task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index
 )
 SELECT 0 AS turn, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
        NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
-       NULL::smallint, NULL::smallint, NULL::boolean, NULL
+       NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer
   FROM told
 UNION ALL
 SELECT * FROM claimed
@@ -238,7 +238,7 @@ WITH ended AS (
      WHERE task.id = placed.id
     RETURNING placed.turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
-              task.crash_count, task.good_until IS NOT NULL, task.task_options
+              task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index
 ), started AS MATERIALIZED (
     SELECT jsonb_object_agg(coalesce(queue_name, ''), tasks) AS of
       FROM (SELECT queue_name, count(*) AS tasks FROM claimed WHERE worker_pid IS NOT NULL
@@ -261,7 +261,7 @@ WITH ended AS (
 )
 SELECT 0 AS turn, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
        NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
-       NULL::smallint, NULL::smallint, NULL::boolean, NULL
+       NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer
   FROM told CROSS JOIN woken
 UNION ALL
 SELECT * FROM claimed
@@ -350,7 +350,7 @@ SELECT id FROM freed CROSS JOIN woken;
 -- End tasks whose time ran out before they were started, whether they wait here or in this worker.
 WITH late AS (
     SELECT id FROM horsies_tasks_live
-     WHERE good_until <= now()
+     WHERE good_until <= now() AND workflow_id IS NULL
        AND (status = 'PENDING' OR (status = 'CLAIMED' AND claimed_by_worker_id = %(worker_id)s))
      ORDER BY good_until
      LIMIT 1000
@@ -366,7 +366,7 @@ SELECT id, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ende
 
 -- name: next_due
 -- Seconds until the next delayed task of these queues is due, or the next one expires, or one that a rate limit holds
--- back may start. Every priority that a line holds is one descent of the claim index, however many tasks there are.
+-- back may start, or a workflow has waited long enough. Every priority that a line holds is one descent of the claim index, however many tasks there are.
 WITH RECURSIVE line AS MATERIALIZED (
     SELECT queue_name, is_async, rate_key
       FROM unnest(%(queues)s::text[]) AS asked (queue_name), (VALUES (false), (true)) AS kind (is_async),
@@ -392,6 +392,10 @@ WITH RECURSIVE line AS MATERIALIZED (
     (SELECT good_until FROM horsies_tasks_live
       WHERE good_until IS NOT NULL AND status <> 'RUNNING'
       ORDER BY good_until LIMIT 1)
+    UNION ALL
+    SELECT min(due_at) FROM horsies_workflow_tasks WHERE due_at IS NOT NULL
+    UNION ALL
+    SELECT min(deadline_at) FROM horsies_workflows WHERE deadline_at IS NOT NULL
     UNION ALL
     SELECT rate.at
       FROM (SELECT rate_key, spent_until + make_interval(secs => seconds) AS at

@@ -84,7 +84,7 @@ RETURNING worker_id, hostname, pid;
 -- Tasks held by a worker that is dead or unknown.
 SELECT task.status, 0 AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
        task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
-       task.crash_count, task.good_until IS NOT NULL, task.task_options
+       task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index
   FROM horsies_tasks_live AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
  WHERE task.status <> 'PENDING' AND (worker.worker_id IS NULL OR worker.dead_at IS NOT NULL)
  ORDER BY task.id
