@@ -100,6 +100,14 @@ HELD_NOW = HELD.replace("now() - interval '1 hour'", "now()")
 UNCHECKED = "ALTER TABLE horsies_tasks DROP CONSTRAINT horsies_tasks_live;"
 UNOWNED = "ALTER TABLE horsies_tasks_live DROP CONSTRAINT horsies_tasks_live_owner;"
 
+FLOW = (
+    "INSERT INTO horsies_workflows (id, root_workflow_id, on_error, name, definition_key, status, open_tasks)"
+    f" VALUES ('{HERE}', '{HERE}', 'FAIL', 'w', 'k',"
+)
+NODE = (
+    "INSERT INTO horsies_workflow_tasks (workflow_id, kind, join_type, node_id, task_name, task_index, status, open_deps,"
+    f" dependencies) VALUES ('{HERE}', 'task', 'all', 'n', 'add',"
+)
 BROKEN = [
     ("limbo", HELD),
     ("limbo", DEAD + HELD_NOW),
@@ -131,6 +139,15 @@ BROKEN = [
         + 2 * f"{TASK} VALUES ('add', 'RUNNING', true, '{HERE}', now(), now(), NULL);",
     ),
     ("rates", "INSERT INTO horsies_rates VALUES ('add', 1, 1, now() + interval '1 hour');"),
+    ("workflow_lag", f"{FLOW} 'RUNNING', 1); {NODE} 0, 'ENQUEUED', 0, '{{}}');"),
+    ("workflow_stalls", f"{FLOW} 'RUNNING', 1); {NODE} 0, 'READY', 0, '{{}}');"),
+    ("workflow_stalls", f"{FLOW} 'RUNNING', 1); {NODE} 0, 'PENDING', 0, '{{}}');"),
+    ("workflow_counts", f"{FLOW} 'RUNNING', 0); {NODE} 0, 'COMPLETED', 0, '{{}}');"),
+    ("workflow_counts", f"{FLOW} 'PAUSED', 2); {NODE} 0, 'RUNNING', 0, '{{}}');"),
+    (
+        "workflow_counts",
+        f"{FLOW} 'PAUSED', 1); {NODE} 0, 'COMPLETED', 0, '{{}}'); {NODE} 1, 'PENDING', 1, '{{0}}');",
+    ),
 ]
 
 

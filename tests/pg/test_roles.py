@@ -20,6 +20,8 @@ from tests.pg.house import ROLES, House, drop_roles, new_house, run
 
 SENDERS = {"producer", "worker", "scheduler"}
 READERS = {"viewer", "operator"}
+WATCHES = {"start", "watch", "look", "results", "result_for", "nodes", "list", "show", "tree"}
+VIEWS = {"horsies_task_attempts", "horsies_workflow_results"}
 SENDS = {"send", "send_keyed", "wake", "taken", "finished", "watch", "look", "info", "attempts"}
 
 REQUEUE = """
@@ -40,7 +42,7 @@ CLAIM = """
 DEEDS: dict[str, set[str]] = {
     "SELECT horsies_send('add', '{\"x\": 1}', idempotency_key => 'k')": SENDERS,
     "INSERT INTO horsies_tasks (task_name) VALUES ('add')": SENDERS,
-    "INSERT INTO horsies_tasks_live (task_name) VALUES ('add')": SENDERS,
+    "INSERT INTO horsies_tasks_live (task_name) VALUES ('add')": {*SENDERS, "operator"},
     "INSERT INTO horsies_idempotency_keys VALUES ('k', gen_random_uuid(), 'sha', 'infinity')": set(),
     "INSERT INTO horsies_tasks (task_name, result) VALUES ('add', '{\"ok\":1}')": set(),
     "INSERT INTO horsies_tasks (task_name, live, status) VALUES ('add', false, 'COMPLETED')": set(),
@@ -66,6 +68,17 @@ DEEDS: dict[str, set[str]] = {
     "DELETE FROM horsies_attempts": {"operator"},
     "DELETE FROM horsies_idempotency_keys": {"operator"},
     "DELETE FROM horsies_workers": {"worker"},
+    "INSERT INTO horsies_workflows (id, root_workflow_id, open_tasks, status, on_error, name, definition_key)"
+    " VALUES (gen_random_uuid(), gen_random_uuid(), 0, 'COMPLETED', 'FAIL', 'w', 'k')": {
+        *SENDERS,
+        "operator",
+    },
+    "UPDATE horsies_workflows SET awaited = true": {*SENDERS, "operator"},
+    "UPDATE horsies_workflows SET status = 'CANCELLED'": {"worker", "operator"},
+    "UPDATE horsies_workflows SET name = 'other'": set(),
+    "UPDATE horsies_workflow_tasks SET status = 'SKIPPED'": {"worker", "operator"},
+    "UPDATE horsies_workflow_tasks SET task_kwargs = '{}'": set(),
+    "DELETE FROM horsies_workflows": set(),
     "UPDATE horsies_workers SET dead_at = now()": {"worker"},
     "UPDATE horsies_workers SET worker_id = gen_random_uuid()": set(),
     "SELECT hostname FROM horsies_workers": {"worker", *READERS},
@@ -148,7 +161,7 @@ def relations(house: House) -> list[str]:
 def test_no_role_empties_changes_or_drops_a_table(house: House, relations: list[str], role: str) -> None:
     with house.connect(role) as connection:
         for name in relations:
-            kind = "VIEW" if name == "horsies_task_attempts" else "TABLE"
+            kind = "VIEW" if name in VIEWS else "TABLE"
             assert not is_allowed(connection, f"DROP {kind} {name} CASCADE"), name
             assert not is_allowed(connection, f"ALTER {kind} {name} RENAME TO gone"), name
             assert kind == "VIEW" or not is_allowed(connection, f"TRUNCATE {name} CASCADE"), name
@@ -162,7 +175,7 @@ def test_who_looks_on_can_read_everything(house: House, relations: list[str], ro
 
 def test_a_viewer_writes_nothing_at_all(house: House, relations: list[str]) -> None:
     with house.connect("viewer") as connection:
-        for name in set(relations) - {"horsies_task_attempts"}:  # a view that nobody can write to
+        for name in set(relations) - VIEWS:  # which nobody can write to
             column = connection.execute(
                 "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum = 1", (name,)
             ).fetchone()
@@ -175,13 +188,13 @@ def test_a_viewer_writes_nothing_at_all(house: House, relations: list[str]) -> N
                 assert not is_allowed(connection, deed), deed
 
 
-@pytest.mark.parametrize("noun", ["tasks", "workers", "states"])
+@pytest.mark.parametrize("noun", ["tasks", "workers", "states", "workflows"])
 def test_every_statement_is_allowed_to_who_runs_it(house: House, noun: str) -> None:
     """A plan is made with all parameters NULL: rights are checked when it is about to run."""
     for role in sorted(SENDERS):
         with psycopg.connect(house.url(role), cursor_factory=psycopg.ClientCursor) as connection:
             for verb, statement in statements(noun).items():
-                if role == "worker" or verb in SENDS:
+                if role == "worker" or verb in (WATCHES if noun == "workflows" else SENDS):
                     connection.execute(b"EXPLAIN " + statement, defaultdict(lambda: None))
 
 

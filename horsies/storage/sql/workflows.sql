@@ -321,11 +321,11 @@ WITH flow AS (
     UPDATE horsies_workflows SET status = 'PAUSED' WHERE id = ANY (%(ids)s::uuid[])
     RETURNING id, awaited
 ), held AS (
-    UPDATE horsies_tasks_live AS task
+    UPDATE horsies_tasks AS task
        SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
-           claim_expires_at = NULL, worker_pid = NULL, enqueued_at = '9999-01-01'
+           claim_expires_at = NULL, enqueued_at = '9999-01-01'
       FROM horsies_workflow_tasks AS node
-     WHERE node.workflow_id = ANY (%(ids)s::uuid[]) AND node.status = 'ENQUEUED'
+     WHERE task.live AND node.workflow_id = ANY (%(ids)s::uuid[]) AND node.status = 'ENQUEUED'
        AND task.id = node.task_id AND task.status IN ('PENDING', 'CLAIMED')
 )
 SELECT count(CASE WHEN awaited THEN pg_notify('workflow_done', id::text) END) FROM flow;
@@ -333,9 +333,9 @@ SELECT count(CASE WHEN awaited THEN pg_notify('workflow_done', id::text) END) FR
 -- name: let_go
 -- Workflows go on: what was put off is due now, or when its retry is.
 WITH due AS (
-    UPDATE horsies_tasks_live AS task SET enqueued_at = greatest(now(), task.next_retry_at)
+    UPDATE horsies_tasks AS task SET enqueued_at = greatest(now(), task.next_retry_at)
       FROM horsies_workflow_tasks AS node
-     WHERE node.workflow_id = ANY (%(ids)s::uuid[]) AND node.status = 'ENQUEUED'
+     WHERE task.live AND node.workflow_id = ANY (%(ids)s::uuid[]) AND node.status = 'ENQUEUED'
        AND task.id = node.task_id AND task.status = 'PENDING'
     RETURNING task.queue_name
 )
