@@ -41,7 +41,9 @@ class Bench:
 
     def empty(self) -> None:
         """Start the next measurement from empty tables."""
-        self.session.execute("TRUNCATE horsies_tasks, horsies_attempts, horsies_workers CASCADE")
+        self.session.execute(
+            "TRUNCATE horsies_tasks, horsies_attempts, horsies_workers, horsies_workflows, horsies_workflow_tasks CASCADE"
+        )
         self.session.execute("VACUUM ANALYZE horsies_tasks_live")
         self.session.execute("CHECKPOINT")
 

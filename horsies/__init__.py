@@ -71,6 +71,14 @@ from horsies.status import (
 )
 from horsies.workflow.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.definition import WorkflowDefinition
+from horsies.workflow.functions import (
+    pause_workflow,
+    pause_workflow_sync,
+    resume_workflow,
+    resume_workflow_sync,
+    start_workflow,
+    start_workflow_async,
+)
 from horsies.workflow.handle import SubWorkflowSummary, WorkflowHandle, WorkflowTaskInfo
 from horsies.workflow.nodes import (
     AnyNode,
@@ -160,7 +168,13 @@ __all__ = [
     "is_err",
     "is_ok",
     "map_node",
+    "pause_workflow",
+    "pause_workflow_sync",
+    "resume_workflow",
+    "resume_workflow_sync",
     "signal_node",
     "sleep_node",
     "slugify",
+    "start_workflow",
+    "start_workflow_async",
 ]

@@ -1,7 +1,7 @@
 """Look for mistakes before anything runs.
 
 A check goes through phases and stops after the first that finds something, with everything that phase found: task
-modules that cannot be imported, error codes that cannot mean what they say, a database that cannot be used.
+modules that cannot be imported, workflows that cannot run as drawn, error codes that cannot mean what they say, a database that cannot be used.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from horsies.status import (
 )
 from horsies.storage.database import TRANSIENT, Connection, connect, connection_string, explain
 from horsies.storage.migrate import LATEST, installed_version
+from horsies.workflow.inspection import builder_problems, definition_problems, undecorated
 
 ANSWER_SECONDS = 5.0
 
@@ -49,7 +50,15 @@ def check(app: TaskRegistry, *, live: bool = False) -> list[HorsiesError]:
     >>> check(app, live=True)
     []
     """
-    for phase in (_imports, _codes, _database_url, *((_database,) if live else ())):
+    for phase in (
+        _imports,
+        _definitions,
+        _builders,
+        _undecorated,
+        _codes,
+        _database_url,
+        *((_database,) if live else ()),
+    ):
         if found := phase(app):
             return found
     return []
@@ -61,6 +70,21 @@ def _imports(app: TaskRegistry) -> list[HorsiesError]:
         for module in app.task_modules:
             report.collect(lambda module=module: import_module(module))
     return report.errors
+
+
+def _definitions(app: TaskRegistry) -> list[HorsiesError]:
+    with suppressed_sends(app):
+        return definition_problems(app)
+
+
+def _builders(app: TaskRegistry) -> list[HorsiesError]:
+    with suppressed_sends(app):
+        return builder_problems(app.workflow_builders)
+
+
+def _undecorated(app: TaskRegistry) -> list[HorsiesError]:
+    with suppressed_sends(app):
+        return undecorated([import_module(module) for module in app.task_modules], app.workflow_builders)
 
 
 def _codes(app: TaskRegistry) -> list[HorsiesError]:

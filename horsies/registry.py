@@ -30,6 +30,7 @@ from horsies.retry import ExceptionMapper, RetryPolicy, check_exception_mapper, 
 from horsies.sending import MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, TaskDefinition, Unique
 from horsies.task import AsyncTask, BaseTask, Task
 from horsies.workflow.handle import WorkflowHandle
+from horsies.workflow.inspection import Builder
 from horsies.workflow.nodes import AnyNode, Node, OnError, SuccessPolicy
 from horsies.workflow.spec import WorkflowSpec
 
@@ -66,6 +67,7 @@ class TaskRegistry:
         self.config = config or AppConfig()
         self.tasks: dict[str, AnyTask] = {}
         self.task_modules: list[str] = []
+        self.workflow_builders: list[Builder] = []
         self.child_hooks: list[ChildProcessStartHook] = []
         self._broker = Broker(self.config, run_schema_migrations=run_schema_migrations)
         self._queues = {queue.name: queue for queue in self.config.queues}
@@ -206,6 +208,21 @@ class TaskRegistry:
             resend_on_transient_err=self.config.resend_on_transient_err,
             app=self,
         )
+
+    def workflow_builder(
+        self, cases: Sequence[Mapping[str, Any]] | None = None
+    ) -> Callable[[Callable[P, WorkflowSpec[T]]], Callable[P, WorkflowSpec[T]]]:
+        """Have a function that makes workflows tried out by `horsies check`, with each of these arguments.
+
+        >>> @app.workflow_builder(cases=[{"month": 1}, {"month": 12}])
+        ... def monthly(month: int) -> WorkflowSpec[int]: ...
+        """
+
+        def known(fn: Callable[P, WorkflowSpec[T]]) -> Callable[P, WorkflowSpec[T]]:
+            self.workflow_builders.append(Builder(fn, cases))
+            return fn
+
+        return known
 
     def workflow_handle(self, workflow_id: str | UUID) -> WorkflowHandle[Any]:
         """A handle to a workflow by its id; values come as plain JSON.

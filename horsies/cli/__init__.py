@@ -18,6 +18,7 @@ from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.report import report
 from horsies.cli.worker import worker
+from horsies.cli.workflows import workflows
 from horsies.errors import ErrorCode, HorsiesError
 
 _CLICKS_OWN = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError)
@@ -69,7 +70,7 @@ def horsies(context: click.Context) -> None:
         context.exit(1)
 
 
-for _command in (worker, check, migrate, doctor, demo, db):
+for _command in (worker, check, migrate, doctor, workflows, demo, db):
     horsies.add_command(_command)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from horsies.storage.database import Connection
-from horsies.storage.workflows import SQL, hold, move, tree
+from horsies.storage.workflows import SQL, hold, move, shown, tree
 from horsies.workflow.advance import COMPLETED, FAILED, Ended, Event, Kind, Opened
 
 ACTIVE = ("PENDING", "RUNNING", "PAUSED")
@@ -89,8 +89,7 @@ async def retry_failed(connection: Connection, flow_id: UUID) -> bool | None:
     async with connection.transaction():
         if not await lock(connection, [flow_id]):
             return None
-        is_part = await connection.execute(SQL["show"], {"id": flow_id})
-        row = await is_part.fetchone()
+        row = await shown(connection, flow_id)
         if row is None or row[9] is not None or row[2] not in ("FAILED", "PAUSED"):
             return False
         flow_ids = [str(flow_id), *await tree(connection, flow_id, *ENDED)]

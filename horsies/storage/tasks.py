@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 # The parameters of `exchange`, for when it is prepared by name.
-_EXCHANGE_TYPES = {
+EXCHANGE_TYPES = {
     "completed": "text",
     "lines": "text",
     "pools": "text",
@@ -41,10 +41,10 @@ _EXCHANGE_TYPES = {
     "process_name": "text",
 }
 _PREPARE = b"PREPARE horsies_exchange (%s) AS %s" % (
-    ", ".join(_EXCHANGE_TYPES.values()).encode(),
-    SQL["exchange_within"] % {name.encode(): b"$%d" % n for n, name in enumerate(_EXCHANGE_TYPES, 1)},
+    ", ".join(EXCHANGE_TYPES.values()).encode(),
+    SQL["exchange_within"] % {name.encode(): b"$%d" % n for n, name in enumerate(EXCHANGE_TYPES, 1)},
 )
-_EXECUTE = f"EXECUTE horsies_exchange ({', '.join(f'%({name})s' for name in _EXCHANGE_TYPES)})".encode()
+_EXECUTE = f"EXECUTE horsies_exchange ({', '.join(f'%({name})s' for name in EXCHANGE_TYPES)})".encode()
 
 
 class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
@@ -217,20 +217,33 @@ async def exchange(
     connection: Connection, completed: Sequence[Completed], ask: Ask
 ) -> tuple[int, list[Claimed]]:
     """End tasks and claim others in one round trip; tells how many were ended, and which are claimed, in order."""
-    values = ask._asdict() | {
+    values = exchange_values(completed, ask)
+    if ask.caps:
+        cursor = await _in_turn(connection, values, [cap.queue_name for cap in ask.caps])
+    else:
+        statement = SQL["exchange" if is_plain(ask) else "exchange_within"]
+        cursor = await connection.execute(statement, values, prepare=True)
+    return read_exchange(await cursor.fetchall())
+
+
+def is_plain(ask: Ask) -> bool:
+    """Whether a claim goes by no limits, so that the plain exchange will do."""
+    return not ask.caps and not ask.rates and ask.batch == NO_LIMIT
+
+
+def exchange_values(completed: Sequence[Completed], ask: Ask) -> dict[str, Any]:
+    return ask._asdict() | {
         "completed": as_json(completed),
         "lines": as_json(ask.lines),
         "pools": as_json(ask.pools),
         "caps": as_json(ask.caps),
     }
-    if ask.caps:
-        cursor = await _in_turn(connection, values, [cap.queue_name for cap in ask.caps])
-    else:
-        is_plain = not ask.rates and ask.batch == NO_LIMIT
-        statement = SQL["exchange" if is_plain else "exchange_within"]
-        cursor = await connection.execute(statement, values, prepare=True)
-    summary, *rows = await cursor.fetchall()
-    return summary[2], [Claimed(*row) for row in rows]
+
+
+def read_exchange(rows: Sequence[tuple[Any, ...]]) -> tuple[int, list[Claimed]]:
+    """What an exchange has answered: how many were ended, and which are claimed."""
+    summary, *claimed = rows
+    return summary[2], [Claimed(*row) for row in claimed]
 
 
 async def _in_turn(

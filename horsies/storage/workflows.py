@@ -20,6 +20,7 @@ from horsies.storage.tasks import Claimed, Completed, Failure, as_json
 from horsies.workflow.advance import (
     COMPLETED,
     FAILED,
+    Changes,
     Ended,
     Event,
     Flow,
@@ -154,6 +155,15 @@ async def nodes(connection: Connection, workflow_id: UUID) -> list[tuple[Any, ..
     return await (await connection.execute(SQL["nodes"], {"id": workflow_id})).fetchall()
 
 
+async def listing(connection: Connection, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Workflows, newest first, each with how far it is."""
+    return await (await connection.execute(SQL["list"], values)).fetchall()
+
+
+async def shown(connection: Connection, workflow_id: UUID) -> tuple[Any, ...] | None:
+    return await (await connection.execute(SQL["show"], {"id": workflow_id})).fetchone()
+
+
 async def feed(connection: Connection, claimed: Sequence[Claimed]) -> list[Claimed]:
     """Give tasks of workflows what comes to them from other nodes, if they take anything."""
     hungry = [task.node for task in claimed if task.node is not None and _is_fed(task)]
@@ -216,6 +226,26 @@ async def _fail(connection: Connection, failures: Sequence[Failure]) -> dict[str
     return await tasks.fail(connection, failures)
 
 
+class Loaded(NamedTuple):
+    """What a step goes by."""
+
+    flows: dict[str, Flow]
+    nodes: dict[Ref, Node]
+
+    @classmethod
+    def of(cls, flows: Iterable[tuple[Any, ...]], nodes: Iterable[tuple[Any, ...]]) -> Loaded:
+        return cls(
+            {row[0]: _flow(*row) for row in flows},
+            {(row[0], row[1]): Node(*row) for row in nodes},
+        )
+
+
+def _flow(
+    flow_id: str, status: str, pauses: bool, open_tasks: int, parent: str | None, index: int | None
+) -> Flow:
+    return Flow(flow_id, status, pauses, open_tasks, None if parent is None else (parent, index or 0))
+
+
 async def move(connection: Connection, events: Iterable[Event]) -> float | None:
     """Carry out what events lead to, and what that leads to; tells in how many seconds the first new timer ends.
 
@@ -224,60 +254,77 @@ async def move(connection: Connection, events: Iterable[Event]) -> float | None:
     timers: list[float] = []
     left = list(events)
     while left:
-        flows, nodes = await _load(connection, left)
-        changes = advance(flows, nodes, left)
+        loaded = await _load(connection, left)
+        changes = advance(loaded.flows, loaded.nodes, left)
         values = {"nodes": as_json(changes.nodes), "flows": as_json(changes.flows)}
         row = await (await connection.execute(SQL["write"], values)).fetchone()
         if row is not None and row[0] is not None:
             timers.append(row[0])
-        left = list(changes.events)
-        for flow_id in changes.paused:
-            await hold(connection, await tree(connection, flow_id, "RUNNING", "PAUSED"))
-        if changes.maps:
-            left += await _expand(connection, changes.maps)
-        if changes.built:
-            left += await _adopt(connection, changes.built)
+        left = await follow(connection, changes)
         if changes.over:
-            left += await _conclude(connection, changes.over)
+            verdicts = await _facts(connection, changes.over)
+            await connection.execute(SQL["conclude"], {"verdicts": as_json(verdicts)})
+            left += parents(loaded.flows, verdicts)
     return min(timers, default=None)
 
 
-async def _load(connection: Connection, events: Sequence[Event]) -> tuple[dict[str, Flow], dict[Ref, Node]]:
-    flows: dict[str, Flow] = {}
-    nodes: dict[Ref, Node] = {}
+async def follow(connection: Connection, changes: Changes) -> list[Event]:
+    """Do what a step has led to beyond its own rows; gives back what that leads to."""
+    events = list(changes.events)
+    for flow_id in changes.paused:
+        await hold(connection, await tree(connection, flow_id, "RUNNING", "PAUSED"))
+    if changes.maps:
+        events += await _expand(connection, changes.maps)
+    if changes.built:
+        events += await _adopt(connection, changes.built)
+    return events
+
+
+async def _load(connection: Connection, events: Sequence[Event]) -> Loaded:
     ended = [
         {"workflow_id": event.workflow_id, "task_index": event.task_index, "deep": event.status != COMPLETED}
         for event in events
         if isinstance(event, Ended)
     ]
     opened = [event.workflow_id for event in events if isinstance(event, Opened)]
-    rows: list[tuple[Any, ...]] = []
+    nodes: list[tuple[Any, ...]] = []
     if ended:
-        rows += await (await connection.execute(SQL["load"], {"ended": as_json(ended)})).fetchall()
+        nodes += await (await connection.execute(SQL["load"], {"ended": as_json(ended)})).fetchall()
     if opened:
-        rows += await (await connection.execute(SQL["load_ready"], {"ids": opened})).fetchall()
-    for row in rows:
-        flow_id, status, pauses, open_tasks = row[0], *row[15:]
-        flows[flow_id] = Flow(flow_id, status, pauses, open_tasks)
-        if row[1] is not None:
-            nodes[flow_id, row[1]] = Node(*row[:15])
-    return flows, nodes
+        nodes += await (await connection.execute(SQL["load_ready"], {"ids": opened})).fetchall()
+    flow_ids = list({event.workflow_id for event in events})
+    flows = await (await connection.execute(SQL["flows"], {"ids": flow_ids})).fetchall()
+    return Loaded.of(flows, nodes)
 
 
-async def _conclude(connection: Connection, flow_ids: Sequence[str]) -> list[Event]:
-    """Write down how workflows have ended; for those that are nodes of others, that is an event there."""
-    facts = await (await connection.execute(SQL["facts"], {"ids": list(flow_ids)})).fetchall()
-    verdicts: list[dict[str, Any]] = []
+class Concluded(msgspec.Struct, frozen=True):
+    """How a workflow has ended, as it is to be written."""
+
+    id: str
+    status: str
+    culprit: int | None
+    error: str = CASE_NOT_MET
+
+
+async def _facts(connection: Connection, flow_ids: Sequence[str]) -> list[Concluded]:
+    return judged(await (await connection.execute(SQL["facts"], {"ids": list(flow_ids)})).fetchall())
+
+
+def judged(facts: Iterable[tuple[Any, ...]]) -> list[Concluded]:
+    """The verdicts on workflows, given the `facts` of each."""
+    verdicts: list[Concluded] = []
     for flow_id, policy, completed, failed in facts:
-        cases = None if policy is None else _cases(policy)
-        verdict = judge(cases, set(completed or ()), set(failed))
-        status = "COMPLETED" if verdict.completed else "FAILED"
-        verdicts.append({"id": flow_id, "status": status, "culprit": verdict.culprit, "error": CASE_NOT_MET})
-    cursor = await connection.execute(SQL["conclude"], {"verdicts": as_json(verdicts)})
+        verdict = judge(None if policy is None else _cases(policy), set(completed or ()), set(failed))
+        verdicts.append(Concluded(flow_id, "COMPLETED" if verdict.completed else "FAILED", verdict.culprit))
+    return verdicts
+
+
+def parents(flows: Mapping[str, Flow], verdicts: Iterable[Concluded]) -> list[Event]:
+    """For workflows that are nodes of others, their end is an event there."""
     return [
-        Ended(parent, index, COMPLETED if status == "COMPLETED" else FAILED)
-        for parent, index, status, _ in await cursor.fetchall()
-        if parent is not None
+        Ended(*parent, COMPLETED if verdict.status == "COMPLETED" else FAILED)
+        for verdict in verdicts
+        if (parent := flows[verdict.id].parent) is not None
     ]
 
 

@@ -21,7 +21,7 @@ from horsies.config import CustomQueueConfig
 from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import OutcomeCode, WorkerState
-from horsies.storage import steering, tasks, workers, workflows
+from horsies.storage import steering, steps, tasks, workers, workflows
 from horsies.storage.database import TRANSIENT, Connection
 from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start
 from horsies.worker.attention import Attention
@@ -351,13 +351,10 @@ class Engine:
         if not of_workflows:
             ended, claimed = await tasks.exchange(connection, completed, ask)
             return ended, await workflows.feed(connection, claimed)
-        async with connection.transaction():
-            settled = await workflows.settle(connection, of_workflows, [])
-            others = [task for task in completed if task.node is None]
-            ended, claimed = await tasks.exchange(connection, others, ask)
-            claimed = await workflows.feed(connection, claimed)
-        self._note_timer(settled.timer)
-        return ended + len(settled.completed), claimed
+        others = [task for task in completed if task.node is None]
+        ended, claimed, timer = await steps.step(connection, of_workflows, others, ask)
+        self._note_timer(timer)
+        return ended, claimed
 
     async def _fire(self, connection: Connection) -> None:
         """Carry out what workflows have waited for."""

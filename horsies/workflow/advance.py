@@ -42,6 +42,7 @@ class Flow(msgspec.Struct):
     status: str
     pauses: bool  # on the first failure
     open_tasks: int
+    parent: Ref | None = None
 
 
 class Node(msgspec.Struct):
@@ -62,6 +63,7 @@ class Node(msgspec.Struct):
     sources: list[int]
     child: str | None = None
     has_result: bool = False
+    is_fed: bool = False  # with results of others, when it runs
 
     @property
     def ref(self) -> Ref:
@@ -94,18 +96,22 @@ class Opened(NamedTuple):
 Event: TypeAlias = Ended | Opened
 
 
-class NodeChange(msgspec.Struct, frozen=True):
-    """A node as it is to be written; one that `starts` is put to work in the same statement."""
+class NodeChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node as it is to be written, its counts only if they changed; one that `starts` is put to work as well."""
 
     workflow_id: str
     task_index: int
     status: str
-    open_deps: int
-    completed_deps: int
-    failed_deps: int
-    open_sources: int
-    starts: bool
-    result: str | None
+    starts: bool = False
+    open_deps: int | None = None
+    completed_deps: int | None = None
+    failed_deps: int | None = None
+    open_sources: int | None = None
+    result: str | None = None
+
+    @property
+    def ref(self) -> Ref:
+        return self.workflow_id, self.task_index
 
 
 class FlowChange(msgspec.Struct, frozen=True):
@@ -154,6 +160,7 @@ class _Step:
         self._flows = flows
         self._nodes = nodes
         self._touched: dict[Ref, str | None] = {}  # with the results that came along
+        self._counted: set[Ref] = set()
         self._ready: dict[Ref, None] = {}
         self._starts: set[Ref] = set()
         self._touched_flows: dict[str, None] = {}
@@ -214,6 +221,7 @@ class _Step:
         node.completed_deps += completed
         node.failed_deps += not completed
         node.open_sources -= ended.index in node.sources
+        self._counted.add(node.ref)
         self._touched.setdefault(node.ref, None)
         if node.status != PENDING:
             return False
@@ -261,17 +269,11 @@ class _Step:
         )
 
     def _change(self, node: Node, result: str | None) -> NodeChange:
-        return NodeChange(
-            node.workflow_id,
-            node.index,
-            node.status,
-            node.open_deps,
-            node.completed_deps,
-            node.failed_deps,
-            node.open_sources,
-            node.ref in self._starts,
-            result,
-        )
+        starts = node.ref in self._starts
+        if node.ref not in self._counted:
+            return NodeChange(node.workflow_id, node.index, node.status, starts, result=result)
+        counts = (node.open_deps, node.completed_deps, node.failed_deps, node.open_sources)
+        return NodeChange(node.workflow_id, node.index, node.status, starts, *counts, result)
 
 
 class Verdict(NamedTuple):

@@ -280,7 +280,7 @@ def test_slugs_can_stand_in_ids() -> None:
 def test_a_definition_names_its_nodes_after_their_attributes() -> None:
     class Import(WorkflowDefinition[int]):
         name = "import"
-        definition_key = "test.import"
+        definition_key = "unit.import"
         fetch = number.node()(n=1)
         parse = takes.node()(n=from_node(fetch))
 
@@ -296,7 +296,7 @@ def test_a_definition_names_its_nodes_after_their_attributes() -> None:
 def test_a_definition_must_give_what_it_promises() -> None:
     class Wrong(WorkflowDefinition[str]):
         name = "wrong"
-        definition_key = "test.wrong"
+        definition_key = "unit.wrong"
         only = number.node()()
 
         class Meta:
@@ -307,11 +307,11 @@ def test_a_definition_must_give_what_it_promises() -> None:
 
 def test_a_definition_key_belongs_to_one_definition() -> None:
     class First(WorkflowDefinition[int]):
-        definition_key = "test.shared"
+        definition_key = "unit.shared"
 
     def second() -> None:
         class Second(WorkflowDefinition[int]):
-            definition_key = "test.shared"
+            definition_key = "unit.shared"
 
     assert codes(second) == [ErrorCode.WORKFLOW_DUPLICATE_DEFINITION_KEY]
 
@@ -319,11 +319,11 @@ def test_a_definition_key_belongs_to_one_definition() -> None:
 def test_a_workflow_cannot_contain_itself() -> None:
     class Loop(WorkflowDefinition[int]):
         name = "loop"
-        definition_key = "test.loop"
+        definition_key = "unit.loop"
 
         @classmethod
         def build_with(cls, app: Any, **params: Any) -> WorkflowSpec[int]:
-            return app.workflow("loop", [SubWorkflowNode(cls)], definition_key="test.loop")
+            return app.workflow("loop", [SubWorkflowNode(cls)], definition_key="unit.loop")
 
     assert codes(lambda: Loop.build_with(app)) == [ErrorCode.WORKFLOW_CYCLE_DETECTED]
 
@@ -331,16 +331,16 @@ def test_a_workflow_cannot_contain_itself() -> None:
 def test_parameters_of_a_part_go_to_build_with() -> None:
     class Plain(WorkflowDefinition[int]):
         name = "plain"
-        definition_key = "test.plain"
+        definition_key = "unit.plain"
         only = number.node()()
 
     class Takes(WorkflowDefinition[int]):
         name = "takes"
-        definition_key = "test.takes"
+        definition_key = "unit.takes"
 
         @classmethod
         def build_with(cls, app: Any, *, n: int) -> WorkflowSpec[int]:
-            return app.workflow("takes", [number.node()(n=n)], definition_key="test.takes")
+            return app.workflow("takes", [number.node()(n=n)], definition_key="unit.takes")
 
     assert codes(lambda: draw(SubWorkflowNode(Plain, kwargs={"n": 1}))) == [
         ErrorCode.WORKFLOW_SUBWORKFLOW_PARAMS_REQUIRE_BUILD_WITH
@@ -354,7 +354,7 @@ def test_parameters_of_a_part_go_to_build_with() -> None:
 def test_a_part_needs_an_app_to_be_built_with() -> None:
     class Part(WorkflowDefinition[int]):
         name = "part"
-        definition_key = "test.part"
+        definition_key = "unit.part"
         only = number.node()()
 
     found = codes(lambda: WorkflowSpec(name="w", tasks=[SubWorkflowNode(Part)], definition_key="k"))
@@ -378,7 +378,7 @@ def test_an_id_that_is_no_uuid_starts_nothing() -> None:
 def test_a_part_is_stored_with_the_whole_and_waits_its_turn() -> None:
     class Part(WorkflowDefinition[int]):
         name = "part"
-        definition_key = "test.part"
+        definition_key = "unit.part"
         one = number.node()(n=1)
         two = number.node(waits_for=[one])(n=2)
 

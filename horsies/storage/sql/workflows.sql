@@ -89,6 +89,38 @@ WITH ended AS (
 )
 SELECT id::text, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ended;
 
+-- name: complete_and_load
+-- The same, and the nodes of those that were ours, marked as such, with all that wait for them.
+WITH ended AS (
+    UPDATE horsies_tasks AS task
+       SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
+      FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
+     WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+    RETURNING task.id, task.awaited, task.workflow_id, task.workflow_index
+), told AS MATERIALIZED (
+    SELECT count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) FROM ended
+), node AS MATERIALIZED (
+    SELECT node.* FROM ended
+      JOIN horsies_workflow_tasks AS node ON node.workflow_id = ended.workflow_id AND node.task_index = ended.workflow_index
+), wanted AS MATERIALIZED (
+    SELECT DISTINCT node.workflow_id, dependent AS task_index
+      FROM node CROSS JOIN LATERAL unnest(node.dependents) AS dependent
+)
+SELECT node.workflow_id::text, node.task_index, node.kind, node.status, node.join_type, node.min_success,
+       node.allow_failed_deps, node.open_deps, node.completed_deps, node.failed_deps, node.open_sources, node.dependents,
+       CASE WHEN node.join_type = 'all' THEN '{}' ELSE coalesce(node.workflow_ctx_from, '{}') END,
+       node.sub_workflow_id::text, node.result IS NOT NULL,
+       node.args_from IS NOT NULL OR node.workflow_ctx_from IS NOT NULL, true
+  FROM node CROSS JOIN told
+UNION ALL
+SELECT node.workflow_id::text, node.task_index, node.kind, node.status, node.join_type, node.min_success,
+       node.allow_failed_deps, node.open_deps, node.completed_deps, node.failed_deps, node.open_sources, node.dependents,
+       CASE WHEN node.join_type = 'all' THEN '{}' ELSE coalesce(node.workflow_ctx_from, '{}') END,
+       node.sub_workflow_id::text, node.result IS NOT NULL,
+       node.args_from IS NOT NULL OR node.workflow_ctx_from IS NOT NULL, false
+  FROM wanted JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
+ WHERE NOT EXISTS (SELECT FROM ended WHERE ended.workflow_id = node.workflow_id AND ended.workflow_index = node.task_index);
+
 -- name: load
 -- The nodes that ended, and those that wait for them; of those that ended `deep`, all that wait for those in turn.
 WITH RECURSIVE wanted (workflow_id, task_index, deep, goes_on) AS (
@@ -100,23 +132,27 @@ WITH RECURSIVE wanted (workflow_id, task_index, deep, goes_on) AS (
      CROSS JOIN LATERAL unnest(node.dependents) AS dependent
      WHERE goes_on
 )
-SELECT node.workflow_id::text, task_index, kind, node.status, join_type, min_success, allow_failed_deps, open_deps,
-       completed_deps, failed_deps, open_sources, dependents,
-       CASE WHEN join_type = 'all' THEN '{}' ELSE coalesce(workflow_ctx_from, '{}') END, sub_workflow_id::text, node.result IS NOT NULL,
-       flow.status, flow.on_error = 'PAUSE', flow.open_tasks
+SELECT node.workflow_id::text, node.task_index, node.kind, node.status, node.join_type, node.min_success,
+       node.allow_failed_deps, node.open_deps, node.completed_deps, node.failed_deps, node.open_sources, node.dependents,
+       CASE WHEN node.join_type = 'all' THEN '{}' ELSE coalesce(node.workflow_ctx_from, '{}') END,
+       node.sub_workflow_id::text, node.result IS NOT NULL,
+       node.args_from IS NOT NULL OR node.workflow_ctx_from IS NOT NULL
   FROM (SELECT DISTINCT workflow_id, task_index FROM wanted) AS wanted
-  JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index)
-  JOIN horsies_workflows AS flow ON flow.id = node.workflow_id;
+  JOIN horsies_workflow_tasks AS node USING (workflow_id, task_index);
 
 -- name: load_ready
--- Workflows that may begin or go on, each with its nodes that are ready.
-SELECT flow.id::text, task_index, kind, node.status, join_type, min_success, allow_failed_deps, open_deps,
-       completed_deps, failed_deps, open_sources, dependents,
-       CASE WHEN join_type = 'all' THEN '{}' ELSE coalesce(workflow_ctx_from, '{}') END, sub_workflow_id::text, node.result IS NOT NULL,
-       flow.status, flow.on_error = 'PAUSE', flow.open_tasks
-  FROM horsies_workflows AS flow
-  LEFT JOIN horsies_workflow_tasks AS node ON node.workflow_id = flow.id AND node.status = 'READY'
- WHERE flow.id = ANY (%(ids)s::uuid[]);
+-- The nodes of these workflows that are ready.
+SELECT node.workflow_id::text, node.task_index, node.kind, node.status, node.join_type, node.min_success,
+       node.allow_failed_deps, node.open_deps, node.completed_deps, node.failed_deps, node.open_sources, node.dependents,
+       CASE WHEN node.join_type = 'all' THEN '{}' ELSE coalesce(node.workflow_ctx_from, '{}') END,
+       node.sub_workflow_id::text, node.result IS NOT NULL,
+       node.args_from IS NOT NULL OR node.workflow_ctx_from IS NOT NULL
+  FROM horsies_workflow_tasks AS node
+ WHERE node.workflow_id = ANY (%(ids)s::uuid[]) AND node.status = 'READY';
+
+-- name: flows
+SELECT id::text, status, on_error = 'PAUSE', open_tasks, parent_workflow_id::text, parent_task_index
+  FROM horsies_workflows WHERE id = ANY (%(ids)s::uuid[]);
 
 -- name: write
 -- What a step comes to: nodes and workflows as they are now, and the tasks of those that begin. Tells in how many seconds
@@ -127,9 +163,13 @@ WITH said AS MATERIALIZED (
         failed_deps integer, open_sources integer, starts boolean, result text)
 ), node AS (
     UPDATE horsies_workflow_tasks AS node
-       SET status = said.status, open_deps = said.open_deps, completed_deps = said.completed_deps,
-           failed_deps = said.failed_deps, open_sources = said.open_sources,
-           due_at = CASE WHEN said.starts THEN now() + make_interval(secs => node.seconds)
+       SET status = said.status,
+           open_deps = coalesce(said.open_deps, node.open_deps),
+           completed_deps = coalesce(said.completed_deps, node.completed_deps),
+           failed_deps = coalesce(said.failed_deps, node.failed_deps),
+           open_sources = coalesce(said.open_sources, node.open_sources),
+           due_at = CASE WHEN node.seconds IS NULL THEN NULL
+                         WHEN said.starts THEN now() + make_interval(secs => node.seconds)
                          WHEN said.status = 'RUNNING' THEN node.due_at END,
            started_at = CASE WHEN said.starts THEN now() ELSE node.started_at END,
            completed_at = CASE WHEN said.status IN ('COMPLETED', 'FAILED', 'SKIPPED') THEN now() END,
@@ -223,9 +263,7 @@ WITH said AS MATERIALIZED (
       FROM flow JOIN summary USING (id)
      WHERE node.workflow_id = flow.parent_workflow_id AND node.task_index = flow.parent_task_index
 )
-SELECT parent_workflow_id::text, parent_task_index, status,
-       CASE WHEN awaited THEN pg_notify('workflow_done', id::text) END
-  FROM flow;
+SELECT CASE WHEN awaited THEN pg_notify('workflow_done', id::text) END FROM flow;
 
 -- name: watch
 -- What has become of these workflows; those that are not over are marked, so that their end is notified. A row that is

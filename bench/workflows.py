@@ -1,0 +1,102 @@
+"""What workflows cost, beside plain tasks in the same run: a chain, a wide fan, and the start of a thousand nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from bench.app import app, noop
+from bench.harness import Bench, Counters
+from bench.measures import Figure
+from horsies import AnyNode, WorkflowSpec
+from horsies.workflow.nodes import TaskNode
+
+DONE = "SELECT NOT EXISTS (SELECT FROM horsies_workflows WHERE completed_at IS NULL)"
+DRAINED = "SELECT NOT EXISTS (SELECT FROM horsies_tasks_live)"
+ONE = ("--processes", "1", "--max-tasks-per-child", "0")
+TWO = ("--processes", "2", "--max-tasks-per-child", "0", "--prefetch-buffer", "1000")
+
+
+def workflows(bench: Bench, count: int) -> Iterator[Figure]:
+    """Chains against tasks one at a time; fans against a drain of as many tasks."""
+    yield from _chain(bench, count)
+    yield from _fan(bench, count)
+    yield from _many(bench, count)
+
+
+def _chain(bench: Bench, count: int) -> Iterator[Figure]:
+    plain_seconds, plain = _measured(
+        bench, count, lambda: noop.send_many([(n,) for n in range(count)]), ONE, DRAINED
+    )
+    chain = _drawn_chain(count)
+    seconds, cost = _measured(bench, count, chain.start, ONE, DONE)
+    yield Figure("plain tasks, one at a time", count / plain_seconds, "tasks/s")
+    yield Figure(f"a chain of {count:,}", count / seconds, "steps/s")
+    for what, mine, theirs in (
+        ("  transactions per step", cost.transactions, plain.transactions),
+        ("  WAL per step, with the start", cost.wal_bytes, plain.wal_bytes),
+    ):
+        ratio = mine / theirs
+        yield Figure(what, mine / count, "", ratio, "plain task", "≤ 1.5", ratio <= 1.5)
+
+
+def _fan(bench: Bench, count: int) -> Iterator[Figure]:
+    plain, _ = _measured(bench, count, lambda: noop.send_many([(n,) for n in range(count)]), TWO, DRAINED)
+    first = noop.node()(x=0)
+    middle = [noop.node(waits_for=[first])(x=n) for n in range(count)]
+    last = noop.node(waits_for=middle)(x=0)
+    fan: WorkflowSpec[int] = app.workflow("fan", [first, *middle, last], definition_key="bench.fan")
+    began = time.perf_counter()
+    rows = fan.start()
+    bench.empty()
+    assert rows.is_ok()
+    began = time.perf_counter()
+    fan.start().unwrap()
+    start = time.perf_counter() - began
+    seconds, _ = _measured(bench, count, fan.start, TWO, DONE)
+    yield Figure(f"start of {count + 2:,} nodes, one round trip", start * 1000, "ms")
+    yield Figure(f"drain of {count:,} plain tasks", plain * 1000, "ms")
+    ratio = seconds / plain
+    yield Figure(f"fan-out and fan-in of {count:,}", seconds * 1000, "ms", ratio, "drain", "≤ 2", ratio <= 2)
+
+
+def _many(bench: Bench, count: int) -> Iterator[Figure]:
+    small = _drawn_chain(3)
+
+    def start_all() -> None:
+        for _ in range(count):
+            small.start().unwrap()
+
+    seconds, _ = _measured(bench, count * 3, start_all, TWO, DONE)
+    yield Figure(f"{count:,} workflows of three steps at once", count / seconds, "workflows/s")
+
+
+def _drawn_chain(count: int) -> WorkflowSpec[Any]:
+    nodes: list[AnyNode] = []
+    for n in range(count):
+        nodes.append(TaskNode(noop, kwargs={"x": n}, waits_for=nodes[-1:]))
+    return app.workflow("chain", nodes, definition_key="bench.chain")
+
+
+def _measured(
+    bench: Bench, count: int, begin: Any, flags: tuple[str, ...], done: str
+) -> tuple[float, Counters]:
+    """Seconds from the first start of a task to the last end, and what the server did from before the sends."""
+    bench.empty()
+    before = bench.counters()
+    begin()
+    sent = bench.counters()
+    with bench.worker(*flags):
+        bench.wait_until(done)
+        time.sleep(1.2)  # the server's statistics lag by up to a second
+        after = bench.counters()
+    seconds = float(
+        bench.value(
+            "SELECT extract(epoch FROM max(terminal_at) - min(started_at)) FROM horsies_tasks WHERE NOT live"
+        )
+    )
+    return seconds, Counters(
+        after.transactions - sent.transactions,
+        after.wal_bytes - (before if done == DRAINED else sent).wal_bytes,
+    )
