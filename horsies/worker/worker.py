@@ -42,6 +42,8 @@ from horsies.worker.snapshot import Activity, Meter, Snapshots, setup_of
 logger = logging.getLogger("horsies.worker")
 
 LAST_SETTLE_SECONDS = 10.0
+# No process outlives its worker for longer.
+MAX_AFTERLIFE_SECONDS = 1.5
 # A child that starts with so much of what it may take is worth a warning.
 WARN_SHARE = 0.8
 
@@ -90,6 +92,8 @@ class Worker:
                 max(pool.baseline_mb for pool in self._pools), self._config.max_memory_per_child_mb
             )
             postgres = await asyncio.to_thread(self._postgres)
+            for pool in self._pools:
+                pool.entrust(postgres)
             if await self._until_stopped(self._get_ready(postgres)):
                 await self._work(postgres)
         finally:
@@ -279,6 +283,7 @@ class Worker:
             threads=config.threads,
             max_tasks=config.max_tasks_per_child,
             max_memory_mb=config.max_memory_per_child_mb,
+            afterlife_seconds=min(MAX_AFTERLIFE_SECONDS, self._lease_seconds / 4),
         )
         match config.start_method or ("forkserver" if sys.platform == "linux" else "spawn"):
             case "spawn":
