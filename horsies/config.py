@@ -151,12 +151,15 @@ class PostgresConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
-    """When work counts as lost, and what becomes of it."""
+    """When work counts as lost, and what becomes of it.
+
+    A threshold is how long a worker must have been silent; None is as long as its lease holds.
+    """
 
     auto_requeue_stale_claimed: bool = True
     auto_fail_stale_running: bool = True
-    claimed_stale_threshold_ms: int = bounded(120_000, _SECOND, _HOUR)
-    running_stale_threshold_ms: int = bounded(300_000, _SECOND, 2 * _HOUR)
+    claimed_stale_threshold_ms: int | None = bounded(None, _SECOND, _HOUR)
+    running_stale_threshold_ms: int | None = bounded(None, _SECOND, 2 * _HOUR)
     finalizing_stale_threshold_ms: int = bounded(300_000, _SECOND, 2 * _HOUR)
     check_interval_ms: int = bounded(30_000, _SECOND, 10 * _MINUTE)
     runner_heartbeat_interval_ms: int = bounded(30_000, _SECOND, 2 * _MINUTE)
@@ -175,7 +178,7 @@ class RecoveryConfig:
             ("finalizing_stale_threshold_ms", "runner_heartbeat_interval_ms"),
         ):
             limit, beat = getattr(self, threshold), getattr(self, heartbeat)
-            if report.in_range(threshold, heartbeat) and limit < 2 * beat:
+            if limit is not None and report.in_range(threshold, heartbeat) and limit < 2 * beat:
                 problem = f"{threshold} is {limit}, less than twice {heartbeat} ({beat})"
                 report.fault(problem, f"use at least {2 * beat}: one late heartbeat is not a crash")
         report.raise_if_any()
