@@ -15,7 +15,7 @@ from random import random
 from horsies.config import AppConfig, PostgresConfig
 from horsies.retry import backoff
 from horsies.storage import workers
-from horsies.storage.database import TRANSIENT, Connection, connect_worker
+from horsies.storage.database import TRANSIENT, Connection, answering, connect_worker
 from horsies.worker.claim import Owner
 from horsies.worker.reaper import reap, rules_of
 from horsies.worker.settle import Settler
@@ -70,7 +70,7 @@ class Heartbeat:
     async def _beat(self, connection: Connection) -> None:
         owner = self._owner()
         asked_at = time.monotonic()
-        async with asyncio.timeout(owner.lease_seconds):
+        with answering(connection, owner.lease_seconds / 2):  # so that another try still comes in time
             answer = await workers.beat(connection, owner.worker_id, self._state(), owner.lease_seconds)
         if not answer.is_alive:
             await self._disowned(connection)
@@ -80,7 +80,8 @@ class Heartbeat:
             return
         if answer.others_are_late or time.monotonic() - self._checked_at > self._check_interval:
             self._checked_at = time.monotonic()
-            await workers.prepare_history(connection)
+            with answering(connection):
+                await workers.prepare_history(connection)
             rescued = await reap(connection, self._settler, self._rules)
             if rescued:
                 logger.warning("rescued %d tasks of dead workers", rescued)

@@ -11,7 +11,7 @@ import logging
 
 from horsies.config import AppConfig
 from horsies.storage import tasks, workers
-from horsies.storage.database import Connection
+from horsies.storage.database import Connection, answering
 from horsies.storage.workers import Rules
 from horsies.worker.settle import Settler
 
@@ -35,24 +35,29 @@ def rules_of(config: AppConfig) -> Rules:
 
 async def reap(connection: Connection, settler: Settler, rules: Rules) -> int:
     """Declare dead whose lease ran out and rescue what they held; gives back how many tasks that were."""
-    rescued = 0
-    while True:
-        async with connection.transaction():
-            if not await workers.lead(connection):
-                return rescued
-            for worker_id, hostname, pid in await workers.bury(connection, rules):
-                logger.error("worker %s (pid %d on %s) is dead: its lease ran out", worker_id, pid, hostname)
-            orphans = await workers.orphans(connection, rules)
-            unstarted = [orphan.task for orphan in orphans if not orphan.was_started]
-            lost = [orphan.task for orphan in orphans if orphan.was_started]
-            if unstarted:
-                await workers.unclaim(connection, unstarted)
-            if lost:
-                await tasks.fail(
-                    connection, [settler.crash(task, "the task was lost: its worker died") for task in lost]
-                )
-            if len(orphans) < BATCH:
-                await workers.forget(connection)
-        rescued += len(orphans)
+    rescued, batch = 0, BATCH
+    while batch == BATCH:
+        with answering(connection):
+            batch = await _reap_batch(connection, settler, rules)
+        rescued += batch
+    return rescued
+
+
+async def _reap_batch(connection: Connection, settler: Settler, rules: Rules) -> int:
+    """In one transaction; gives back how many tasks it rescued, none when another worker is at it."""
+    async with connection.transaction():
+        if not await workers.lead(connection):
+            return 0
+        for worker_id, hostname, pid in await workers.bury(connection, rules):
+            logger.error("worker %s (pid %d on %s) is dead: its lease ran out", worker_id, pid, hostname)
+        orphans = await workers.orphans(connection, rules)
+        unstarted = [orphan.task for orphan in orphans if not orphan.was_started]
+        lost = [orphan.task for orphan in orphans if orphan.was_started]
+        if unstarted:
+            await workers.unclaim(connection, unstarted)
+        if lost:
+            crashes = [settler.crash(task, "the task was lost: its worker died") for task in lost]
+            await tasks.fail(connection, crashes)
         if len(orphans) < BATCH:
-            return rescued
+            await workers.forget(connection)
+    return len(orphans)

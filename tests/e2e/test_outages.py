@@ -154,6 +154,25 @@ def test_a_worker_that_may_not_wait_for_ever_gives_up(workplace: Workplace, prox
     assert "Traceback" not in worker.log
 
 
+def test_connections_over_which_nothing_passes_any_more_are_given_up(
+    workplace: Workplace, proxy: Proxy, db: Db
+) -> None:
+    office = staffed(workplace, APP, "--processes=1")
+    gate = office.gate("during")
+    during = office.tasks.wait_for.send(str(gate)).unwrap()
+    eventually(lambda: list(office.place.folder.glob("gate-during-begun-*")), 20, "the task having begun")
+    owner = row(db, during)["claimed_by_worker_id"]
+
+    proxy.strand()
+    gate.touch()
+
+    assert during.get(60_000).is_ok()
+    assert row(db, during)["claimed_by_worker_id"] == owner
+    after = office.tasks.note.send(str(office.gate("after"))).unwrap()
+    assert after.get(20_000).is_ok()
+    assert "declared dead" not in office.worker.log
+
+
 HASTY = """
 app = Horsies(AppConfig.for_database_url(
     URL,
