@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Self
 from horsies.errors import ErrorCode, SettingsReport, bounded, is_whole_number, mask_passwords, masked_repr
 from horsies.results import OperationalErrorCode
 from horsies.retry import ExceptionMapper, check_exception_mapper, is_error_code
+from horsies.schedule.model import ScheduleConfig
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
@@ -262,6 +263,7 @@ class AppConfig:
     resilience: WorkerResilienceConfig = field(default_factory=WorkerResilienceConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     payload: PayloadPolicy = field(default_factory=PayloadPolicy)
+    schedule: ScheduleConfig | None = None
     exception_mapper: ExceptionMapper = field(default_factory=dict[type[BaseException], str])
     default_unhandled_error_code: str = OperationalErrorCode.UNHANDLED_EXCEPTION
     resend_on_transient_err: bool = False
