@@ -81,4 +81,7 @@ class ScheduleConfig:
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and 1 <= len(name) <= MAX_NAME_LENGTH and "\0" not in name
+    """Whether the database can keep this: a NUL and half a surrogate pair are no characters to it."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
+        return False
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in name)

@@ -24,6 +24,7 @@ from horsies.discovery import import_modules, locate, refuse_while_loading
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.registry import TaskRegistry
 from horsies.retry import backoff
+from horsies.scheduler.loop import Scheduler
 from horsies.storage import workers
 from horsies.storage.database import TRANSIENT, Connection, connect_worker, explain, is_refused
 from horsies.storage.listener import Listener
@@ -65,6 +66,7 @@ class Worker:
         self._force = asyncio.Event()
         self._draining = asyncio.Event()
         self._meter = Meter()
+        self._scheduler = Scheduler(app) if config.with_scheduler else None
         hooks = Hooks(
             ended=lambda task, outcome: self._engine.ended(task, outcome),
             crashed=lambda task, how: self._engine.crashed(task, how),
@@ -181,7 +183,9 @@ class Worker:
         )
         beating = asyncio.create_task(heartbeat.run(), name="horsies-heartbeat")
         noting = asyncio.create_task(self._snapshots(postgres).run(), name="horsies-snapshots")
-        services = (helper, beating, noting)
+        services = [helper, beating, noting]
+        if self._scheduler is not None:
+            services.append(asyncio.create_task(self._scheduler.run(postgres), name="horsies-scheduler"))
         self._log_start()
         try:
             stopped = asyncio.create_task(self._stop.wait())
