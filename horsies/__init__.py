@@ -73,6 +73,7 @@ from horsies.schedule.patterns import (
     SchedulePattern,
     WeeklySchedule,
 )
+from horsies.scheduler.rows import ScheduleError, ScheduleErrorCode, ScheduleInfo, ScheduleResult
 from horsies.sending import TaskSendOptions
 from horsies.status import (
     TASK_TERMINAL_STATES,
@@ -137,7 +138,11 @@ __all__ = [
     "RetrievalCode",
     "RetryPolicy",
     "ScheduleConfig",
+    "ScheduleError",
+    "ScheduleErrorCode",
+    "ScheduleInfo",
     "SchedulePattern",
+    "ScheduleResult",
     "SubWorkflowError",
     "TaskAttemptInfo",
     "TaskAttemptOutcome",

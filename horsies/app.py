@@ -16,6 +16,7 @@ from horsies.config import WorkerConfig
 from horsies.errors import HorsiesError
 from horsies.registry import TaskRegistry
 from horsies.scheduler.loop import Scheduler
+from horsies.scheduler.rows import Schedules
 from horsies.worker.worker import Worker
 
 
@@ -54,6 +55,14 @@ class Horsies(TaskRegistry):
         []
         """
         return check(self, live=live)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the database, to look at and to make, change and stop while everything runs.
+
+        >>> app.schedules.pause("nightly")
+        """
+        return Schedules(self)
 
     def run_worker(self, config: WorkerConfig | None = None) -> None:
         """Run a worker in this process until SIGTERM or SIGINT; returns when its tasks have ended.

@@ -18,6 +18,7 @@ from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.report import report
 from horsies.cli.scheduler import scheduler
+from horsies.cli.schedules import schedules
 from horsies.cli.worker import worker
 from horsies.errors import ErrorCode, HorsiesError
 
@@ -70,7 +71,7 @@ def horsies(context: click.Context) -> None:
         context.exit(1)
 
 
-for _command in (worker, scheduler, check, migrate, doctor, demo, db):
+for _command in (worker, scheduler, schedules, check, migrate, doctor, demo, db):
     horsies.add_command(_command)
 
 

@@ -226,6 +226,27 @@ def is_pattern(value: object) -> bool:
     return type(value) in _KINDS.values()
 
 
+def describe(pattern: SchedulePattern) -> str:
+    """A pattern in a few words.
+
+    >>> describe(WeeklySchedule(days=[Weekday.MONDAY], time=time(9, 0)))
+    'monday at 09:00:00'
+    """
+    match pattern:
+        case IntervalSchedule():
+            return f"every {pattern.delta}"
+        case HourlySchedule(minute=minute, second=second):
+            return f"every hour at :{minute:02}:{second:02}"
+        case DailySchedule(time=time):
+            return f"every day at {time}"
+        case WeeklySchedule(days=days, time=time):
+            return f"{', '.join(days)} at {time}"
+        case MonthlySchedule(day=day, time=time):
+            return f"day {day} of the month at {time}"
+        case CronSchedule(expression=expression, only_on=only_on):
+            return f"{expression} on {', '.join(only_on)} only" if only_on else expression
+
+
 def to_data(pattern: SchedulePattern) -> dict[str, Any]:
     """A pattern as plain JSON values, the same for equal patterns.
 

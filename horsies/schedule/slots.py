@@ -72,6 +72,23 @@ def upcoming(pattern: SchedulePattern, timezone: str, after: datetime) -> Iterat
         yield after
 
 
+class Local(NamedTuple):
+    """A slot on the wall clock, and by how much that was set since the one before."""
+
+    at: datetime
+    change: timedelta
+
+
+def on_the_wall(pattern: SchedulePattern, timezone: str, after: datetime, since: datetime) -> Iterator[Local]:
+    """One slot after the other as local times, so that changes of the clock, the first of them since then, can be seen."""
+    zone = ZoneInfo(timezone)
+    before = _offset(zone, since)
+    for slot in upcoming(pattern, timezone, after):
+        offset = _offset(zone, slot)
+        yield Local(slot.astimezone(zone), offset - before)
+        before = offset
+
+
 def due(
     pattern: SchedulePattern, timezone: str, first: datetime, now: datetime, *, catch_up: bool, most: int
 ) -> Due:

@@ -31,39 +31,40 @@ async def write_down(connection: Connection, starters: Starters, given: Iterable
         _refuse_taken(row for name, row in known.items() if name in ours and row.source != "code")
         now = await schedules.now(connection)
         said = [
-            changed
+            statement(schedule, known.get(schedule.name), starters, now)
             for schedule in ours.values()
-            if (changed := statement(schedule, known.get(schedule.name), starters, now))
+            if schedule.enabled or schedule.name in known
         ]
+        said = [row for row in said if not _is_known(row, known.get(row.schedule_name))]
         if said:
             await schedules.write_down(connection, said)
     _tell(known, ours)
 
 
-def statement(schedule: TaskSchedule, known: Known | None, starters: Starters, now: datetime) -> Said | None:
-    """What is to be written down of a schedule; None when nothing is new."""
-    if known is None and not schedule.enabled:
-        return None
-    definition, new_hash = write(schedule, starters.of(schedule).arguments(schedule)), config_hash(schedule)
+def statement(schedule: TaskSchedule, known: Known | None, starters: Starters, now: datetime) -> Said:
+    """What is to be written down of a schedule. Slots stay where they are unless the pattern or the zone is another."""
+    new_hash = config_hash(schedule)
     runs = schedule.enabled and not (known is not None and known.is_paused)
     next_run_at = None
     if known is not None and known.config_hash == new_hash and runs:
         next_run_at = known.next_run_at
     if next_run_at is None and runs:
         next_run_at = next_run(schedule.pattern, schedule.timezone, now)
-    if known is not None and (definition, new_hash, schedule.enabled, next_run_at) == (
+    return Said(
+        schedule_name=schedule.name,
+        definition=write(schedule, starters.of(schedule).arguments(schedule)),
+        config_hash=new_hash,
+        enabled=schedule.enabled,
+        next_run_at=next_run_at,
+    )
+
+
+def _is_known(said: Said, known: Known | None) -> bool:
+    return known is not None and (said.definition, said.config_hash, said.enabled, said.next_run_at) == (
         known.definition,
         known.config_hash,
         known.enabled,
         known.next_run_at,
-    ):
-        return None
-    return Said(
-        schedule_name=schedule.name,
-        definition=definition,
-        config_hash=new_hash,
-        enabled=schedule.enabled,
-        next_run_at=next_run_at,
     )
 
 
