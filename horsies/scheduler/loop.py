@@ -23,7 +23,7 @@ from horsies.scheduler.roster import write_down
 from horsies.scheduler.targets import Starters
 from horsies.scheduler.turns import Turns
 from horsies.storage import schedules
-from horsies.storage.database import TRANSIENT, Connection, connect, explain, is_refused
+from horsies.storage.database import TRANSIENT, Connection, answering, connect, explain, is_refused
 from horsies.storage.listener import Listener
 from horsies.storage.migrate import migrate
 
@@ -94,9 +94,12 @@ class Scheduler:
         await schedules.prepare_session(connection)
         while not self._stopping:
             self._wake.clear()
-            seconds = await schedules.pause_until_due(connection, self._turns.aside)
+            with answering(connection):
+                seconds = await schedules.pause_until_due(connection, self._turns.aside)
             if seconds is not None and seconds <= 0:
-                if await self._turns.take(connection):
+                with answering(connection):
+                    taken = await self._turns.take(connection)
+                if taken:
                     continue
                 seconds = OTHERS_SECONDS
             await self._sleep(seconds)

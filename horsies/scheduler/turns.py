@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
-from psycopg import errors
 
 from horsies.errors import mask_passwords
 from horsies.schedule.definition import Unreadable, Written, read
@@ -24,7 +23,7 @@ from horsies.schedule.slots import Due, NeverAgain, due, zone_of
 from horsies.scheduler.targets import Run, Starter, Starters, Unknown
 from horsies.sending import Refused
 from horsies.storage import schedules
-from horsies.storage.database import Connection
+from horsies.storage.database import TRANSIENT, Connection
 from horsies.storage.ids import slot_id
 from horsies.storage.schedules import Moved, Turn
 from horsies.storage.store import KeyTaken, PayloadMismatch
@@ -34,7 +33,7 @@ logger = logging.getLogger("horsies.scheduler")
 BATCH = 500
 RUNS_AT_ONCE = 2_000
 ASIDE_SECONDS = 60.0
-LOCKED_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 PLANS_KEPT = 20_000
 
 
@@ -135,13 +134,12 @@ class Turns:
         return taken
 
     async def _take_alone(self, connection: Connection, name: str) -> int:
-        """One schedule by itself: if it fails, only its own slot is lost, and not even that when somebody holds a lock."""
+        """One schedule by itself: if it fails, only its own slot is lost, and not even that if it may succeed later."""
         try:
             return await self._take(connection, only=name)
-        except (errors.LockNotAvailable, errors.SerializationFailure, errors.DeadlockDetected) as error:
-            self._set_aside(
-                name, LOCKED_SECONDS, f"somebody else holds what it needs ({type(error).__name__})"
-            )
+        except TRANSIENT as error:
+            _raise_if_lost(connection, error)
+            self._set_aside(name, RETRY_SECONDS, f"it could not be run now ({type(error).__name__})")
             return 0
         except (psycopg.Error, KeyTaken, PayloadMismatch) as error:
             _raise_if_lost(connection, error)

@@ -1,7 +1,8 @@
 -- name: session
 -- A row that somebody keeps locked holds up its own schedule only, and a scheduler that was stopped in the middle of a
--- transaction loses it to others.
-SELECT set_config('lock_timeout', '500ms', false), set_config('idle_in_transaction_session_timeout', '10s', false);
+-- transaction loses it to others. A statement gives up before we hang up on it.
+SELECT set_config('lock_timeout', '500ms', false), set_config('statement_timeout', '12s', false),
+       set_config('idle_in_transaction_session_timeout', '10s', false);
 
 -- name: pause_until_due
 -- Seconds until the next slot, negative when it is due; NULL when there is none.
