@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import children, measures, workflows
+from bench import children, measures, schedules, workflows
 from bench.harness import Bench, bench_database
 from bench.measures import Figure
 from horsies.config import PostgresConfig
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
         "--only",
-        choices=["drains", "sends", "latencies", "producers", "children", "caps", "workflows"],
+        choices=["drains", "sends", "latencies", "producers", "children", "caps", "schedules", "workflows"],
         help="one group only",
     )
     options = parser.parse_args()
@@ -53,6 +53,7 @@ def _run(bench: Bench, quick: bool, only: str | None, console: Console) -> list[
         "producers": lambda: measures.producers(bench, 3 if quick else 8),
         "children": lambda: children.children(bench, 6 if quick else 40),
         "caps": lambda: children.caps(bench, 24 if quick else 200),
+        "schedules": lambda: schedules.schedules(bench, 20 if quick else 60),
         "workflows": lambda: workflows.workflows(bench, 300 if quick else 1_000),
     }
     figures: list[Figure] = []

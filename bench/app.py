@@ -2,9 +2,9 @@
 
 import time
 
-from horsies import AppConfig, Horsies, TaskError, TaskResult
+from horsies import AppConfig, Horsies, ScheduleConfig, TaskError, TaskResult
 
-app = Horsies(AppConfig(claim_lease_ms=30_000))
+app = Horsies(AppConfig(claim_lease_ms=30_000, schedule=ScheduleConfig()))
 
 
 @app.task("noop")

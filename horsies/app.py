@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from fnmatch import fnmatch
 from glob import glob
+from typing import Any
 
 from horsies import discovery
+from horsies.broker import resolve
 from horsies.check import check
 from horsies.config import WorkerConfig
 from horsies.errors import HorsiesError
 from horsies.registry import TaskRegistry
+from horsies.scheduler.loop import Scheduler
+from horsies.scheduler.rows import Schedules
 from horsies.worker.worker import Worker
 
 
@@ -52,6 +56,14 @@ class Horsies(TaskRegistry):
         """
         return check(self, live=live)
 
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the database, to look at and to make, change and stop while everything runs.
+
+        >>> app.schedules.pause("nightly")
+        """
+        return Schedules(self)
+
     def run_worker(self, config: WorkerConfig | None = None) -> None:
         """Run a worker in this process until SIGTERM or SIGINT; returns when its tasks have ended.
 
@@ -62,17 +74,36 @@ class Horsies(TaskRegistry):
     async def run_worker_async(self, config: WorkerConfig | None = None) -> None:
         """As `run_worker`, in the running loop; cancel it to stop."""
         worker = Worker(self, config or WorkerConfig())
-        loop = asyncio.get_running_loop()
-        handled = (signal.SIGTERM, signal.SIGINT)
+        await _until_signalled(worker.run(), worker.stop)
+
+    def run_scheduler(self) -> None:
+        """Run the app's schedules in this process until SIGTERM or SIGINT; any number of schedulers may run.
+
+        >>> app.run_scheduler()
+        """
+        asyncio.run(self.run_scheduler_async())
+
+    async def run_scheduler_async(self) -> None:
+        """As `run_scheduler`, in the running loop; cancel it to stop."""
+        discovery.refuse_while_loading()
+        scheduler = Scheduler(self)
+        postgres = await asyncio.to_thread(resolve, self.config)
+        await _until_signalled(scheduler.run(postgres), scheduler.stop)
+
+
+async def _until_signalled(work: Coroutine[Any, Any, None], stop: Callable[[], None]) -> None:
+    """Carry out what ends by itself once it is told to stop: by SIGTERM, SIGINT or a cancellation."""
+    loop = asyncio.get_running_loop()
+    handled = (signal.SIGTERM, signal.SIGINT)
+    for number in handled:
+        loop.add_signal_handler(number, stop)
+    running = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop()
+        await running
+        raise
+    finally:
         for number in handled:
-            loop.add_signal_handler(number, worker.stop)
-        running = asyncio.ensure_future(worker.run())
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            worker.stop()
-            await running
-            raise
-        finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)

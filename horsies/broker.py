@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from random import random
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -32,6 +32,8 @@ from horsies.storage.waiters import Waiters
 from horsies.storage.workflows import FlowSeen
 
 logger = logging.getLogger("horsies.broker")
+
+T = TypeVar("T")
 
 RESENDS = 3
 
@@ -153,6 +155,11 @@ class Broker:
         async with self.connection() as connection:
             row = await tasks.info(connection, task_id)
             return row, await tasks.attempts(connection, task_id) if with_attempts else None
+
+    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Carry something out in a transaction of its own."""
+        async with self.connection() as connection, connection.transaction():
+            return await work(connection)
 
     async def _migrate(self) -> int:
         config = await self.postgres()

@@ -1,7 +1,8 @@
 """Look for mistakes before anything runs.
 
 A check goes through phases and stops after the first that finds something, with everything that phase found: task
-modules that cannot be imported, workflows that cannot run as drawn, error codes that cannot mean what they say, a database that cannot be used.
+modules that cannot be imported, workflows that cannot run as drawn, error codes that cannot mean what they say, schedules
+that could not be run, a database that cannot be used.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from horsies.errors import (
 from horsies.portal import run_sync
 from horsies.registry import TaskRegistry
 from horsies.retry import ExceptionMapper
+from horsies.scheduler.targets import Starters
 from horsies.status import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
@@ -44,21 +46,25 @@ _RAISED = {OperationalErrorCode.UNHANDLED_EXCEPTION, OperationalErrorCode.TASK_E
 _NEVER_RUN = {*RetrievalCode, OutcomeCode.TASK_CANCELLED, OutcomeCode.TASK_EXPIRED}
 
 
-def check(app: TaskRegistry, *, live: bool = False) -> list[HorsiesError]:
+def check(app: TaskRegistry, *, live: bool = False, schedules: bool = True) -> list[HorsiesError]:
     """The mistakes of the first phase that finds any; with `live`, the database is tried out too.
+
+    Schedules are of no concern to a worker without a scheduler.
 
     >>> check(app, live=True)
     []
     """
-    for phase in (
+    wanted = [
         _imports,
         _definitions,
         _builders,
         _undecorated,
         _codes,
+        *([_schedules] if schedules else []),
         _database_url,
-        *((_database,) if live else ()),
-    ):
+        *([_database] if live else []),
+    ]
+    for phase in wanted:
         if found := phase(app):
             return found
     return []
@@ -122,6 +128,13 @@ def _builtin(code: str | None) -> BuiltInTaskCode | None:
 
 def _collision(problem: str, remedy: str) -> HorsiesError:
     return ConfigurationError(problem, code=ErrorCode.CHECK_RESERVED_CODE_COLLISION, help_text=remedy)
+
+
+def _schedules(app: TaskRegistry) -> list[HorsiesError]:
+    """Schedules of the code that could not be run: their task, queue, time zone or arguments."""
+    starters = Starters(app)
+    given = () if app.config.schedule is None else app.config.schedule.schedules
+    return [problem for schedule in given if schedule.enabled for problem in starters.problems(schedule)]
 
 
 def configured_database(config: AppConfig) -> PostgresConfig | None:

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Self
 from horsies.errors import ErrorCode, SettingsReport, bounded, is_whole_number, mask_passwords, masked_repr
 from horsies.results import OperationalErrorCode
 from horsies.retry import ExceptionMapper, check_exception_mapper, is_error_code
+from horsies.schedule.model import ScheduleConfig
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
@@ -151,12 +152,15 @@ class PostgresConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
-    """When work counts as lost, and what becomes of it."""
+    """When work counts as lost, and what becomes of it.
+
+    A threshold is how long a worker must have been silent; None is as long as its lease holds.
+    """
 
     auto_requeue_stale_claimed: bool = True
     auto_fail_stale_running: bool = True
-    claimed_stale_threshold_ms: int = bounded(120_000, _SECOND, _HOUR)
-    running_stale_threshold_ms: int = bounded(300_000, _SECOND, 2 * _HOUR)
+    claimed_stale_threshold_ms: int | None = bounded(None, _SECOND, _HOUR)
+    running_stale_threshold_ms: int | None = bounded(None, _SECOND, 2 * _HOUR)
     finalizing_stale_threshold_ms: int = bounded(300_000, _SECOND, 2 * _HOUR)
     check_interval_ms: int = bounded(30_000, _SECOND, 10 * _MINUTE)
     runner_heartbeat_interval_ms: int = bounded(30_000, _SECOND, 2 * _MINUTE)
@@ -175,7 +179,7 @@ class RecoveryConfig:
             ("finalizing_stale_threshold_ms", "runner_heartbeat_interval_ms"),
         ):
             limit, beat = getattr(self, threshold), getattr(self, heartbeat)
-            if report.in_range(threshold, heartbeat) and limit < 2 * beat:
+            if limit is not None and report.in_range(threshold, heartbeat) and limit < 2 * beat:
                 problem = f"{threshold} is {limit}, less than twice {heartbeat} ({beat})"
                 report.fault(problem, f"use at least {2 * beat}: one late heartbeat is not a crash")
         report.raise_if_any()
@@ -259,6 +263,7 @@ class AppConfig:
     resilience: WorkerResilienceConfig = field(default_factory=WorkerResilienceConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     payload: PayloadPolicy = field(default_factory=PayloadPolicy)
+    schedule: ScheduleConfig | None = None
     exception_mapper: ExceptionMapper = field(default_factory=dict[type[BaseException], str])
     default_unhandled_error_code: str = OperationalErrorCode.UNHANDLED_EXCEPTION
     resend_on_transient_err: bool = False

@@ -54,7 +54,7 @@ def refuse_while_loading() -> None:
     """A module that starts a worker when it is imported would start one in every child, and so on."""
     if _loading:
         raise ConfigurationError(
-            "a worker is started while the app is imported",
+            "a worker or scheduler is started while the app is imported",
             code=ErrorCode.CONFIG_INVALID_WORKER,
             help_text='start it under `if __name__ == "__main__":`, or in a module of its own',
         )

@@ -17,6 +17,8 @@ from horsies.cli.demo import demo
 from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.report import report
+from horsies.cli.scheduler import scheduler
+from horsies.cli.schedules import schedules
 from horsies.cli.worker import worker
 from horsies.cli.workflows import workflows
 from horsies.errors import ErrorCode, HorsiesError
@@ -70,7 +72,7 @@ def horsies(context: click.Context) -> None:
         context.exit(1)
 
 
-for _command in (worker, check, migrate, doctor, workflows, demo, db):
+for _command in (worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db):
     horsies.add_command(_command)
 
 

@@ -43,6 +43,7 @@ _FROM_0, _FROM_1 = click.IntRange(min=0), click.IntRange(min=1)
 @click.option("--max-claim-per-worker", type=_FROM_0, help="At most so many claimed; 0: what has room.")
 @click.option("--max-tasks-per-child", type=_FROM_0, help="Replace a process after so many tasks; 0: never.")
 @click.option("--max-memory-per-child-mb", type=_FROM_1, help="Replace a process that holds so much.")
+@click.option("--with-scheduler", is_flag=True, default=None, help="Run the app's schedules, too.")
 @click.option("--drain-seconds", type=_FROM_0, help="How long running tasks may take to end after a stop.")
 @click.option(
     "--start-method", type=click.Choice(["forkserver", "fork", "spawn"]), help="How processes are made."
@@ -56,5 +57,5 @@ def worker(locator: str | None, module: str | None, loglevel: str, **flags: Any)
     where = locator_of(locator, module)
     app = load(where, loglevel)
     given = {name: value for name, value in flags.items() if value is not None}
-    raise_all(check(app))
+    raise_all(check(app, schedules=bool(flags["with_scheduler"])))
     app.run_worker(WorkerConfig(app_locator=where, loglevel=loglevel, **given))

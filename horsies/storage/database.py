@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import select
+import socket
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,9 @@ logger = logging.getLogger("horsies.database")
 Connection = AsyncConnection[tuple[Any, ...]]
 
 CONNECT_TIMEOUT_SECONDS = 10
+# What a worker asks for takes milliseconds. After this the server gives it up by itself, and a little later we give up
+# the connection: nothing comes through it any more.
+STATEMENT_SECONDS, ANSWER_SECONDS = 12, 15
 
 # What a caller may try again: the connection or the server went away, or the transaction lost a race.
 TRANSIENT = (
@@ -62,6 +67,7 @@ _STEADY_PLANS = (
 )
 # Whoever waited for a turn must see what was written by those before, whatever the database prefers.
 _FRESH_SNAPSHOTS = r"-c default_transaction_isolation=read\ committed"
+_GIVES_UP = f"-c statement_timeout={STATEMENT_SECONDS}s"
 
 
 async def connect(config: PostgresConfig, *, session: bool = False, name: str = "horsies") -> Connection:
@@ -82,13 +88,35 @@ async def connect_worker(config: PostgresConfig, name: str) -> Connection:
         connection_string(
             config.session_conninfo,
             **connection_settings(config, name),
-            options=f"{_own_options(config.session_conninfo)} {_STEADY_PLANS} {_FRESH_SNAPSHOTS}".strip(),
+            options=f"{_own_options(config.session_conninfo)} {_STEADY_PLANS} {_FRESH_SNAPSHOTS} {_GIVES_UP}".strip(),
         ),
         autocommit=True,
     )
     for kind in ("uuid", "timestamptz"):
         connection.adapters.register_loader(kind, TextLoader)
     return connection
+
+
+@contextmanager
+def answering(connection: Connection, seconds: float = ANSWER_SECONDS) -> Generator[None]:
+    """Hang up on a server that does not answer for too long, so that whoever waits for it gets an error.
+
+    Cancelling the wait would not do: the driver then waits for the answer to that.
+    """
+    alarm = asyncio.get_running_loop().call_later(seconds, _hang_up, connection, seconds)
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def _hang_up(connection: Connection, seconds: float) -> None:
+    logger.warning("PostgreSQL has not answered for %.1f s, hanging up", seconds)
+    with (
+        suppress(psycopg.OperationalError, OSError),  # it is closed already
+        socket.socket(fileno=os.dup(connection.fileno())) as sock,
+    ):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _own_options(url: str) -> str:

@@ -202,6 +202,20 @@ HEALTH = (
         "see that its max_concurrency is not 0, that no session locks the tasks, and restart the worker",
     ),
     Check(
+        "overdue_schedules",
+        "warning",
+        "schedule",
+        "whose slot came more than {overdue_seconds:g} s ago",
+        "start a scheduler whose app has it; one that is in no code any more can be deleted: `horsies schedules delete`",
+    ),
+    Check(
+        "broken_schedules",
+        "warning",
+        "schedule",
+        "that could not be run the last time",
+        "see what `horsies schedules list` says of it, and correct or delete it",
+    ),
+    Check(
         "late_workers",
         "warning",
         "worker",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import threading
@@ -15,6 +16,7 @@ _RANDOM = struct.Struct("!Q")
 _last = 0
 # How far a producer's clock may be ahead of the database's before a look-up by id would miss its task.
 CLOCK_TOLERANCE = timedelta(days=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 # The year 5138: an id that says later is no time at all, and not every one of them has a date.
 _LATEST_MS = 10**14
@@ -34,6 +36,20 @@ def new_ids(count: int) -> list[UUID]:
         )
         for stamp, (random,) in enumerate(_RANDOM.iter_unpack(os.urandom(_RANDOM.size * count)), first)
     ]
+
+
+def slot_id(schedule_name: str, slot: datetime) -> UUID:
+    """The id of a schedule's run: the same whoever makes it, and of the slot's own time."""
+    said = f"{schedule_name}\0{slot.astimezone(UTC).isoformat()}"
+    digest = int.from_bytes(hashlib.sha256(said.encode()).digest()[:16], "big")
+    milliseconds = (slot - _EPOCH) // timedelta(milliseconds=1)
+    return UUID(
+        int=milliseconds << 80
+        | 0x7 << 76
+        | (digest >> 64 & 0xFFF) << 64
+        | 0b10 << 62
+        | digest & (1 << 62) - 1
+    )
 
 
 def not_before(ids: Iterable[UUID]) -> datetime:

@@ -23,8 +23,8 @@ END $$;
 
 REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
-              horsies_task_definitions, horsies_idempotency_keys, horsies_schema_version, horsies_workflows,
-              horsies_workflow_tasks, horsies_workflow_results
+              horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state, horsies_schema_version,
+              horsies_workflows, horsies_workflow_tasks, horsies_workflow_results
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only, and reads what became of them. Whoever waits for a task marks it, so that
@@ -70,23 +70,29 @@ GRANT UPDATE (status, task_id, sub_workflow_id, due_at, started_at, completed_at
               open_sources, result, sub_workflow_summary)
    ON horsies_workflow_tasks TO horsies_worker;
 
--- A scheduler sends.
+-- A scheduler sends, dates what it sends by its slot, and keeps the schedules, as do programs that make some at run time.
+-- A worker with a scheduler in it needs both roles.
 GRANT horsies_producer TO horsies_scheduler;
+GRANT UPDATE (sent_at) ON horsies_tasks_live TO horsies_scheduler;
+GRANT SELECT, INSERT, UPDATE, DELETE ON horsies_schedule_state TO horsies_scheduler;
 
 -- A viewer reads everything, arguments and results too, and writes nothing.
 GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
-                horsies_task_definitions, horsies_idempotency_keys, horsies_schema_version, horsies_workflows,
-                horsies_workflow_tasks, horsies_workflow_results
+                horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state, horsies_schema_version,
+                horsies_workflows, horsies_workflow_tasks, horsies_workflow_results
    TO horsies_viewer;
 
--- An operator cancels tasks, sends them through once more, and deletes those that have ended.
+-- An operator cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules and
+-- deletes them.
 GRANT horsies_viewer TO horsies_operator;
 GRANT UPDATE (live, status, claim_seq, retry_count, crash_count, enqueued_at, next_retry_at, claimed_by_worker_id,
               claimed_at, claim_expires_at, started_at, completed_at, failed_at, terminal_at, result, error_code,
               failed_reason)
    ON horsies_tasks TO horsies_operator;
 GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys TO horsies_operator;
+GRANT DELETE, UPDATE (paused_at, next_run_at, error, error_at, updated_at) ON horsies_schedule_state
+   TO horsies_operator;
 -- And pauses, resumes, cancels, signals and repairs workflows, which may send tasks.
 GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, good_until, timeout_ms, max_retries, task_options,
               rate_key, workflow_id, workflow_index)

@@ -289,6 +289,14 @@ async def release(connection: Connection, worker_id: UUID, keep: Iterable[str]) 
     return cursor.rowcount
 
 
+async def give_back(connection: Connection, calls: Iterable[tuple[str, int]]) -> int:
+    """Give back tasks that count as started and were not, each named by its id and `claim_seq`."""
+    rows = [{"id": task_id, "claim_seq": claim_seq} for task_id, claim_seq in calls]
+    if not rows:
+        return 0
+    return (await connection.execute(SQL["give_back"], {"calls": as_json(rows)})).rowcount
+
+
 async def expire(connection: Connection, worker_id: UUID, result: str) -> int:
     cursor = await connection.execute(SQL["expire"], {"worker_id": worker_id, "result": result})
     return cursor.rowcount

@@ -53,6 +53,20 @@ class Beat(NamedTuple):
 
     is_alive: bool
     others_are_late: bool
+    leads: bool
+
+
+class Rules(NamedTuple):
+    """When work of a silent worker counts as lost, in seconds of silence beyond its lease, and what may be done about it.
+
+    `quarantine_seconds` is how long nobody is declared dead after the server came up.
+    """
+
+    quarantine_seconds: float
+    claimed_seconds: float = 0.0
+    running_seconds: float = 0.0
+    requeue: bool = True
+    fail: bool = True
 
 
 async def register(
@@ -77,7 +91,7 @@ async def prepare_history(connection: Connection) -> None:
 async def beat(connection: Connection, worker_id: UUID, state: str, lease_seconds: float) -> Beat:
     values = {"worker_id": worker_id, "state": state, "lease_seconds": lease_seconds}
     row = await (await connection.execute(SQL["beat"], values)).fetchone()
-    return Beat(is_alive=row is not None, others_are_late=row is not None and row[0])
+    return Beat(False, False, False) if row is None else Beat(True, *row)
 
 
 async def wait(
@@ -103,14 +117,14 @@ async def lead(connection: Connection) -> bool:
     return row is not None and bool(row[0])
 
 
-async def bury(connection: Connection, lease_seconds: float) -> list[tuple[UUID, str, int]]:
+async def bury(connection: Connection, rules: Rules) -> list[tuple[UUID, str, int]]:
     """Declare workers dead whose lease ran out."""
-    cursor = await connection.execute(SQL["bury"], {"lease_seconds": lease_seconds})
+    cursor = await connection.execute(SQL["bury"], rules._asdict())
     return [(row[0], row[1], row[2]) for row in await cursor.fetchall()]
 
 
-async def orphans(connection: Connection) -> list[Orphan]:
-    cursor = await connection.execute(SQL["orphans"])
+async def orphans(connection: Connection, rules: Rules) -> list[Orphan]:
+    cursor = await connection.execute(SQL["orphans"], rules._asdict())
     return [Orphan(Claimed(*row[1:]), row[0] == "RUNNING") for row in await cursor.fetchall()]
 
 

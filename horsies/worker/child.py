@@ -1,7 +1,8 @@
-"""A child process: receives calls, runs them, reports outcomes. It has no connection to the database.
+"""A child process: receives calls, runs them, reports outcomes. It has no connection to the database, but to carry out the
+last will of a worker that died.
 
 It ends when its pipe closes. When it has done its share of tasks, or holds too much memory, it says so after the outcome
-that made it so, and is let go when nothing runs in it any more.
+that made it so, and is dismissed when nothing runs in it any more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from types import FrameType
 from horsies.discovery import load_app
 from horsies.errors import HorsiesError
 from horsies.registry import TaskRegistry
-from horsies.worker import wire
+from horsies.worker import last_will, wire
 from horsies.worker.concurrent import LoopServer, ThreadServer
 from horsies.worker.execution import execute
 from horsies.worker.outlet import Outlet
@@ -47,8 +48,11 @@ def run(
         return
     gc.collect()
     sock.sendall(wire.frame([wire.Hello(os.getpid(), memory_mb())]))
+    outlet = Outlet(sock, settings)
     server = SERVERS.get(kind, SerialServer)
-    server(Outlet(sock, settings), app, settings).serve()
+    unbegun = server(outlet, app, settings).serve()
+    if outlet.is_orphaned and outlet.heritage is not None:
+        last_will.carry_out(outlet.heritage, app, list(outlet.endings), unbegun, settings.afterlife_seconds)
 
 
 class SerialServer:
@@ -60,18 +64,23 @@ class SerialServer:
         self._queue: deque[wire.Call] = deque()
         self._busy_with_pipe = self._recalled = False
 
-    def serve(self) -> None:
+    def serve(self) -> list[wire.Call]:
+        """Run calls until the pipe closes; gives back those that it has not begun."""
         signal.signal(RECALL, self._recall)
         while self._queue or self._receive():
-            while self._queue:
+            while self._queue and not self._outlet.is_closed:
                 call = self._queue.popleft()
                 if time.monotonic() > call.valid_until:
                     self._send(wire.Returned([call.ticket]))
                     continue
                 self._send(execute(self._app, call))
                 if self._outlet.is_leaving:
-                    self._wait_for_leave()
-                    return
+                    break
+            if self._outlet.is_leaving or self._outlet.is_closed:
+                break
+        while self._receive():
+            pass  # a living worker knows that it wrote this in vain
+        return list(self._queue)
 
     def _receive(self) -> bool:
         """Wait for calls; False when the worker has closed the pipe."""
@@ -103,11 +112,6 @@ class SerialServer:
         self._queue.clear()
         if tickets:
             self._send(wire.Returned(tickets))
-
-    def _wait_for_leave(self) -> None:
-        """What the worker wrote meanwhile is not lost: it knows that this was the last outcome."""
-        while self._outlet.receive() is not None:
-            pass
 
 
 def settle_in(parent_pid: int, name: str) -> None:

@@ -45,10 +45,12 @@ class ThreadServer:
         self._app = app
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="horsies")
 
-    def serve(self) -> None:
+    def serve(self) -> list[wire.Call]:
+        """Run calls until the pipe closes; there are none that have not begun then."""
         while (calls := self._outlet.receive()) is not None:
             for call in calls:
                 self._threads.submit(self._run, call)
+        return []
 
     def _run(self, call: wire.Call) -> None:
         with _or_die():
@@ -71,8 +73,10 @@ class LoopServer:
         self._running: set[asyncio.Task[None]] = set()
         self._busy = threading.Event()
 
-    def serve(self) -> None:
+    def serve(self) -> list[wire.Call]:
+        """Run calls until the pipe closes; there are none that have not begun then."""
         asyncio.run(self._serve())
+        return []
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -122,6 +126,8 @@ class LoopServer:
         self._send(wire.TimedOut(call.ticket) if late else outcome)
 
     def _send(self, message: wire.Message) -> None:
+        if self._outlet.is_closed:
+            return  # what ends now was cancelled because nobody waits for it any more
         with _or_die():
             self._outlet.send(message)
 

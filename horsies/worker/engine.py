@@ -22,7 +22,7 @@ from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import OutcomeCode, WorkerState
 from horsies.storage import steering, steps, tasks, workers, workflows
-from horsies.storage.database import TRANSIENT, Connection
+from horsies.storage.database import TRANSIENT, Connection, answering
 from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start
 from horsies.worker.attention import Attention
 from horsies.worker.capacity import FULL_SECONDS, Capacity, Limits
@@ -199,18 +199,21 @@ class Engine:
             if self._timer_at is not None and time.monotonic() >= self._timer_at:
                 await self._fire(connection)
             if self._unsure or self._has_doubts():
-                await self._give_back(connection)
+                with answering(connection):
+                    await self._give_back(connection)
                 continue  # that may have been the last thing to do
             if self._holds_too_long():
                 self._prefetched.clear()
-                await self._give_back(connection)
+                with answering(connection):
+                    await self._give_back(connection)
                 self._look = False  # it is for others to take
             if self._gathers():
                 await self._news_within(self._gather_until - time.monotonic())
             elif self.settler or self._may_look() or self._caps_are_off():
                 self._cycling = True
                 try:
-                    await self._cycle(connection)
+                    with answering(connection):
+                        await self._cycle(connection)
                 except (errors.SerializationFailure, errors.DeadlockDetected):
                     logger.debug("lost a race for a row, going round again")
                 finally:
@@ -236,7 +239,8 @@ class Engine:
             if self._needs_help():
                 self._helper_idle.clear()
                 try:
-                    await self._cycle_completed(connection)
+                    with answering(connection):
+                        await self._cycle_completed(connection)
                 except (errors.SerializationFailure, errors.DeadlockDetected):
                     logger.debug("lost a race for a row, going round again")
                 finally:
@@ -358,8 +362,10 @@ class Engine:
 
     async def _fire(self, connection: Connection) -> None:
         """Carry out what workflows have waited for."""
+        with answering(connection):
+            seconds = await steering.fire(connection)
         self._timer_at = None
-        self._note_timer(await steering.fire(connection))
+        self._note_timer(seconds)
         self._look = True
 
     def _note_timer(self, seconds: float | None) -> None:
@@ -472,12 +478,14 @@ class Engine:
         if waiting != self._said_waiting:
             self._due_unknown |= any(waiting)  # of what was sent while we did not wait, nobody has told us
             self._said_waiting = waiting  # what is said now; our mind may change while it is on its way
-            await workers.wait(connection, self.owner.worker_id, *waiting, self.state)
+            with answering(connection):
+                await workers.wait(connection, self.owner.worker_id, *waiting, self.state)
         if self._due_unknown and has_room and pause is None:
             if self.load and await self._news_within(CALM_SECONDS):
                 return  # a result has come: it is more urgent
             self._due_unknown = False
-            seconds = await tasks.next_due(connection, self._queues, self._claimer.rates)
+            with answering(connection):
+                seconds = await tasks.next_due(connection, self._queues, self._claimer.rates)
             self._due_at = None if seconds is None else time.monotonic() + max(seconds, 0.001)
             self._look = True  # what fell due between the last look and this answer is in neither
             return
@@ -489,8 +497,9 @@ class Engine:
         self._look = True
         if self._due_at is not None and time.monotonic() >= self._due_at:
             self._due_unknown = True
-            await tasks.expire(connection, self.owner.worker_id, EXPIRED)
-            await steering.expire(connection, self.owner.worker_id, EXPIRED)
+            with answering(connection):
+                await tasks.expire(connection, self.owner.worker_id, EXPIRED)
+                await steering.expire(connection, self.owner.worker_id, EXPIRED)
             await self._fire(connection)
 
     def _waiting(self) -> tuple[bool, bool]:

@@ -15,9 +15,9 @@ from random import random
 from horsies.config import AppConfig, PostgresConfig
 from horsies.retry import backoff
 from horsies.storage import steering, workers
-from horsies.storage.database import TRANSIENT, Connection, connect_worker
+from horsies.storage.database import TRANSIENT, Connection, answering, connect_worker
 from horsies.worker.claim import Owner
-from horsies.worker.reaper import reap
+from horsies.worker.reaper import reap, rules_of
 from horsies.worker.settle import Settler
 
 logger = logging.getLogger("horsies.worker")
@@ -42,7 +42,9 @@ class Heartbeat:
         self._postgres = postgres
         self._interval = config.claim_renew_interval_ms / 1000
         self._check_interval = config.recovery.check_interval_ms / 1000
+        self._rules = rules_of(config)
         self._checked_at = time.monotonic()
+        self._answered_at = self._present_since = float("-inf")
         self._settler = settler
         self._owner = owner
         self._state = state
@@ -68,16 +70,33 @@ class Heartbeat:
     async def _beat(self, connection: Connection) -> None:
         owner = self._owner()
         asked_at = time.monotonic()
-        async with asyncio.timeout(owner.lease_seconds):
+        with answering(connection, owner.lease_seconds / 2):  # so that another try still comes in time
             answer = await workers.beat(connection, owner.worker_id, self._state(), owner.lease_seconds)
         if not answer.is_alive:
             await self._disowned(connection)
             return
         self._renewed(asked_at + owner.lease_seconds)
+        if not self._was_present(owner.lease_seconds) or not answer.leads:
+            return
         if answer.others_are_late or time.monotonic() - self._checked_at > self._check_interval:
             self._checked_at = time.monotonic()
-            await workers.prepare_history(connection)
-            rescued = await reap(connection, self._settler, owner.lease_seconds)
-            await steering.fire(connection)  # whoever knew when it is due may be gone, and the others busy
+            with answering(connection):
+                await workers.prepare_history(connection)
+                await steering.fire(
+                    connection
+                )  # whoever knew when it is due may be gone, and the others busy
+            rescued = await reap(connection, self._settler, self._rules)
             if rescued:
                 logger.warning("rescued %d tasks of dead workers", rescued)
+
+    def _was_present(self, lease_seconds: float) -> bool:
+        """Whether we have been answered for so long without a gap that whoever is alive has been, too.
+
+        Whoever was away cannot tell whether another worker was, too: after an outage, a long recovery of the server or
+        a pause of the machine all leases have run out, and nobody is dead.
+        """
+        now = time.monotonic()
+        if now - self._answered_at > 2 * self._interval:
+            self._present_since = now
+        self._answered_at = now
+        return now - self._present_since >= lease_seconds - self._interval

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from horsies.config import PostgresConfig
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.storage.tasks import Claimed
 from horsies.worker import wire
@@ -77,6 +78,7 @@ class ChildPool:
         self._reserved: Counter[int] = Counter()
         self._next_ticket = 0
         self._valid_until = float("inf")
+        self._heritage: wire.Heritage | None = None
         self.load = 0  # calls that were handed in and have not ended
         self.depth = shape.width  # calls that a child may hold
         self._failed_starts = 0
@@ -180,6 +182,12 @@ class ChildPool:
         for pid, batch in by_child.items():
             self._send(self._children[pid], batch)
         self._house()
+
+    def entrust(self, postgres: PostgresConfig) -> None:
+        """Tell the children where to store what they have done, should we die."""
+        self._heritage = wire.Heritage(postgres)
+        for child in (*self._children.values(), *self._spares, *self._leaving):
+            child.transport.write(wire.frame([self._heritage]))
 
     def renew(self, valid_until: float) -> None:
         """Our lease holds until then, on the loop's clock."""
@@ -311,6 +319,8 @@ class ChildPool:
             self._fail(hello.error, ErrorCode.CONFIG_INVALID_CHILD_HOOK, "correct it and start again")
             return
         self._failed_starts = 0
+        if self._heritage is not None:
+            child.transport.write(wire.frame([self._heritage]))
         self._spares.append(child)
         self._fill()
 
@@ -339,6 +349,7 @@ class ChildPool:
         """Only when we close the pipe does a leaving child end, so that nothing we wrote to it in vain can fail."""
         if child.is_leaving and not child.calls:
             self._leaving.discard(child)
+            child.transport.write(wire.frame([wire.Dismissal()]))
             child.transport.close()
 
     def _replace(self) -> None:
@@ -468,5 +479,8 @@ def _call(ticket: int, claimed: Claimed, limit_ms: int | None, valid_until: floa
         claimed.max_retries,
         limit_ms,
         valid_until,
+        claimed.claim_seq,
+        claimed.task_options,
+        claimed.node,
         claimed.inputs,
     )

@@ -25,7 +25,7 @@ from horsies.worker.wire import Outcome
 logger = logging.getLogger("horsies.settle")
 
 MAX_CRASHES = 3
-CRASH_RETRY_SECONDS = 1.0
+CRASH_RETRY_SECONDS = 0.1
 MAX_STATEMENT_CHARACTERS = 32 * 1_048_576
 
 

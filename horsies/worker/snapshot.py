@@ -17,7 +17,7 @@ from uuid import UUID
 from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, RecoveryConfig
 from horsies.status import WorkerState
 from horsies.storage import states
-from horsies.storage.database import TRANSIENT, Connection, connect_worker
+from horsies.storage.database import TRANSIENT, Connection, answering, connect_worker
 from horsies.storage.states import Pulse, Snapshot
 from horsies.storage.tasks import Claimed, as_json
 from horsies.worker.capacity import Limits
@@ -26,7 +26,6 @@ logger = logging.getLogger("horsies.worker")
 
 MAX_TASK_IDS = 100
 MAX_PRUNES = 10  # batches at a time; the rest of a backlog waits for the next time
-WRITE_SECONDS = 10
 _MB = 1_048_576
 
 
@@ -228,8 +227,8 @@ class Snapshots:
     async def _do(self, due: Due, activity: Activity) -> None:
         usage = await asyncio.to_thread(self._meter.measure)
         try:
-            async with asyncio.timeout(WRITE_SECONDS):
-                async with await connect_worker(self._postgres, "horsies-snapshot") as connection:
+            async with await connect_worker(self._postgres, "horsies-snapshot") as connection:
+                with answering(connection):
                     await self._write(connection, due, activity, usage)
         except TRANSIENT as error:
             logger.warning("could not write down this worker's state (%s)", type(error).__name__)

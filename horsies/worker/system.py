@@ -19,11 +19,11 @@ RECALL = signal.SIGURG
 _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; elsewhere than on Linux the closed pipe does it."""
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends; elsewhere than on Linux the closed pipe tells."""
     if _libc is None:
         return
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:  # it ended before we asked
         os._exit(1)
 

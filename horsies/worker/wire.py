@@ -1,8 +1,9 @@
 """What goes over the pipe between a worker and its children: bytes, never objects of the user's.
 
-A frame is a length, told twice, and a MessagePack list of messages. The parent sends calls; a child says hello once, then reports
-the outcome of each call as soon as it has one. When it has done its share it says that it is leaving, and is let go. User
-code can reach the pipe, too: what is no message is told from one.
+A frame is a length, told twice, and a MessagePack list of messages. The parent says where the database is and sends calls;
+a child says hello once, then reports the outcome of each call as soon as it has one. When it has done its share it says
+that it is leaving, and is dismissed. A pipe that closes without that means that the worker has died. User code can reach the
+pipe, too: what is no message is told from one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from horsies.config import PostgresConfig
+
 LENGTH = struct.Struct("!I")
 # The length and its complement, so that anything else is told from a length before it is waited for.
 HEADER = struct.Struct("!II")
@@ -22,7 +25,7 @@ class Garbled(Exception):
     """What came over a pipe is not what its other end would send."""
 
 
-class Call(msgspec.Struct, array_like=True, frozen=True):
+class Call(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """A task to run. The ticket is the parent's name for this run of it. Not begun by `valid_until`, on the clock that
     all processes of a machine share, it may be someone else's by now and is given back."""
 
@@ -36,7 +39,20 @@ class Call(msgspec.Struct, array_like=True, frozen=True):
     max_retries: int
     timeout_ms: int | None
     valid_until: float
+    claim_seq: int
+    task_options: str | None
+    node: tuple[str, int] | None = None
     inputs: str | None = None
+
+
+class Heritage(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """Where a child is to store what it has done, should the worker die before it could."""
+
+    postgres: PostgresConfig
+
+
+class Dismissal(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """The worker has everything that it wants of this child, and closes the pipe."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=0):
@@ -88,14 +104,15 @@ class Leaving(msgspec.Struct, array_like=True, frozen=True, tag=6):
     """The child has done its share: send it nothing more, and close the pipe when nothing runs in it."""
 
 
+Order: TypeAlias = Call | Heritage | Dismissal
 Message: TypeAlias = Hello | Outcome | Returned | Begun | TimedOut | Blocked | Leaving
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_calls = msgspec.msgpack.Decoder(list[Call]).decode
+_decode_orders = msgspec.msgpack.Decoder(list[Order]).decode
 _decode_messages = msgspec.msgpack.Decoder(list[Message]).decode
 
 
-def frame(messages: Sequence[Call] | Sequence[Message]) -> bytes:
+def frame(messages: Sequence[Order] | Sequence[Message]) -> bytes:
     body = _encode(messages)
     return HEADER.pack(len(body), len(body) ^ 0xFFFFFFFF) + body
 
@@ -123,8 +140,8 @@ class Frames:
         return bodies
 
 
-def calls(body: bytes) -> list[Call]:
-    return _decode_calls(body)
+def orders(body: bytes) -> list[Order]:
+    return _decode_orders(body)
 
 
 def messages(body: bytes) -> list[Message]:

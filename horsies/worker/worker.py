@@ -24,6 +24,7 @@ from horsies.discovery import import_modules, locate, refuse_while_loading
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.registry import TaskRegistry
 from horsies.retry import backoff
+from horsies.scheduler.loop import Scheduler
 from horsies.storage import workers
 from horsies.storage.database import TRANSIENT, Connection, connect_worker, explain, is_refused
 from horsies.storage.listener import Listener
@@ -42,6 +43,8 @@ from horsies.worker.snapshot import Activity, Meter, Snapshots, setup_of
 logger = logging.getLogger("horsies.worker")
 
 LAST_SETTLE_SECONDS = 10.0
+# No process outlives its worker for longer.
+MAX_AFTERLIFE_SECONDS = 1.5
 # A child that starts with so much of what it may take is worth a warning.
 WARN_SHARE = 0.8
 
@@ -63,6 +66,7 @@ class Worker:
         self._force = asyncio.Event()
         self._draining = asyncio.Event()
         self._meter = Meter()
+        self._scheduler = Scheduler(app) if config.with_scheduler else None
         hooks = Hooks(
             ended=lambda task, outcome: self._engine.ended(task, outcome),
             crashed=lambda task, how: self._engine.crashed(task, how),
@@ -90,6 +94,8 @@ class Worker:
                 max(pool.baseline_mb for pool in self._pools), self._config.max_memory_per_child_mb
             )
             postgres = await asyncio.to_thread(self._postgres)
+            for pool in self._pools:
+                pool.entrust(postgres)
             if await self._until_stopped(self._get_ready(postgres)):
                 await self._work(postgres)
         finally:
@@ -177,7 +183,9 @@ class Worker:
         )
         beating = asyncio.create_task(heartbeat.run(), name="horsies-heartbeat")
         noting = asyncio.create_task(self._snapshots(postgres).run(), name="horsies-snapshots")
-        services = (helper, beating, noting)
+        services = [helper, beating, noting]
+        if self._scheduler is not None:
+            services.append(asyncio.create_task(self._scheduler.run(postgres), name="horsies-scheduler"))
         self._log_start()
         try:
             stopped = asyncio.create_task(self._stop.wait())
@@ -279,6 +287,7 @@ class Worker:
             threads=config.threads,
             max_tasks=config.max_tasks_per_child,
             max_memory_mb=config.max_memory_per_child_mb,
+            afterlife_seconds=min(MAX_AFTERLIFE_SECONDS, self._lease_seconds / 4),
         )
         match config.start_method or ("forkserver" if sys.platform == "linux" else "spawn"):
             case "spawn":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,12 @@ import pytest
 from psycopg import sql
 
 SCREEN_LINES = 24
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """What is started from here can be interrupted, even if we were started in the background, deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def refused(result: subprocess.CompletedProcess[str], code: str, *words: str) -> None:

@@ -19,7 +19,7 @@ def test_without_a_command_the_help_is_printed_and_the_exit_code_is_1(workplace)
     result = workplace.run()
 
     assert result.returncode == 1
-    for command in ("worker", "check", "migrate", "doctor", "demo", "db"):
+    for command in ("worker", "scheduler", "check", "migrate", "doctor", "demo", "db"):
         assert f"\n  {command} " in result.stdout
 
 

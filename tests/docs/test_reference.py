@@ -18,6 +18,8 @@ from horsies import (
     PostgresConfig,
     RecoveryConfig,
     RetentionConfig,
+    ScheduleConfig,
+    TaskSchedule,
     TaskSendErrorCode,
     WorkerConfig,
     WorkerResilienceConfig,
@@ -36,6 +38,8 @@ MODELS: list[Any] = [
     PayloadPolicy,
     RecoveryConfig,
     RetentionConfig,
+    ScheduleConfig,
+    TaskSchedule,
 ]
 
 

@@ -152,3 +152,68 @@ def test_a_worker_that_may_not_wait_for_ever_gives_up(workplace: Workplace, prox
     assert worker.wait() == 1
     assert "cannot reach PostgreSQL" in worker.log
     assert "Traceback" not in worker.log
+
+
+def test_connections_over_which_nothing_passes_any_more_are_given_up(
+    workplace: Workplace, proxy: Proxy, db: Db
+) -> None:
+    office = staffed(workplace, APP, "--processes=1")
+    gate = office.gate("during")
+    during = office.tasks.wait_for.send(str(gate)).unwrap()
+    eventually(lambda: list(office.place.folder.glob("gate-during-begun-*")), 20, "the task having begun")
+    owner = row(db, during)["claimed_by_worker_id"]
+
+    proxy.strand()
+    gate.touch()
+
+    assert during.get(60_000).is_ok()
+    assert row(db, during)["claimed_by_worker_id"] == owner
+    after = office.tasks.note.send(str(office.gate("after"))).unwrap()
+    assert after.get(20_000).is_ok()
+    assert "declared dead" not in office.worker.log
+
+
+HASTY = """
+app = Horsies(AppConfig.for_database_url(
+    URL,
+    claim_lease_ms=3_000,
+    resilience=WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500),
+    recovery=RecoveryConfig(crashed_worker_recovery_grace_ms=0),
+))
+""" + APP.partition("))\n")[2]
+
+
+def test_whoever_comes_back_first_from_an_outage_takes_nobody_else_for_dead(
+    workplace: Workplace, db: Db
+) -> None:
+    with Proxy(workplace.database_url) as first, Proxy(workplace.database_url) as second:
+        workplace.env["HORSIES_DATABASE_URL"] = first.url
+        office = staffed(workplace, HASTY, "--processes=1")
+        workplace.env["HORSIES_DATABASE_URL"] = second.url
+        gate = office.gate("long")
+        handle = office.tasks.wait_for.send(str(gate)).unwrap()
+        until_status(db, handle, "RUNNING")
+        other = workplace.start("--processes=1")
+        for proxy in (first, second):
+            _cut_off(proxy)
+        eventually(lambda: _leases_are_over(db), 20, "both leases having run out")
+
+        second.refusing = False
+        eventually(lambda: _beats(db, other.pid), 20, "the other worker being back")
+        first.refusing = False
+        gate.touch()
+
+        assert handle.get(20_000).is_ok()
+        assert lines(office.place.folder / "gate-long.runs") == ["ran"]
+        assert "declared dead" not in office.worker.log
+
+
+def _leases_are_over(db: Db) -> bool:
+    found = db.execute("SELECT bool_and(lease_expires_at < now()) AS over FROM horsies_workers").fetchone()
+    return bool(found and found["over"])
+
+
+def _beats(db: Db, pid: int) -> bool:
+    query = "SELECT lease_expires_at > now() AS holds FROM horsies_workers WHERE pid = %s"
+    found = db.execute(query, (pid,)).fetchone()
+    return bool(found and found["holds"])

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,6 +14,7 @@ from horsies.worker import wire
 from horsies.worker.launch import SpawnLauncher
 from horsies.worker.pool import ChildPool, Hooks, Shape
 from horsies.worker.settings import ChildKind, ChildSettings
+from tests.e2e.pipes import child, settings_for
 from tests.support.workers import Workplace
 
 APP = """
@@ -40,57 +36,14 @@ TASK_OF = {ChildKind.SERIAL: "mark", ChildKind.THREADS: "mark", ChildKind.ASYNC:
 @pytest.fixture
 def settings(workplace: Workplace) -> ChildSettings:
     workplace.write(APP)
-    return ChildSettings(
-        locator="app:app",
-        imports=[],
-        sys_path=[str(workplace.folder), *sys.path],
-        threads=2,
-        max_tasks=0,
-        max_memory_mb=None,
-    )
-
-
-class Line:
-    """The worker's end of a pipe, spoken over by hand."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._frames = wire.Frames()
-        self._messages: list[wire.Message] = []
-
-    def hear(self) -> wire.Message:
-        while not self._messages:
-            data = self._sock.recv(65_536)
-            assert data, "the child has hung up"
-            for body in self._frames.feed(data):
-                self._messages += wire.messages(body)
-        return self._messages.pop(0)
-
-    def say(self, *calls: wire.Call) -> None:
-        self._sock.sendall(wire.frame(calls))
-
-
-@contextmanager
-def child(settings: ChildSettings, kind: ChildKind) -> Iterator[Line]:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(20)
-    entry = "from horsies.worker.child import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", entry, str(theirs.fileno()), settings.to_argument(), kind],
-        pass_fds=[theirs.fileno()],
-    )
-    theirs.close()
-    try:
-        yield Line(ours)
-    finally:
-        ours.close()
-        process.kill()
-        process.wait()
+    return settings_for(workplace)
 
 
 def call(ticket: int, kind: ChildKind, path: Path, valid_until: float) -> wire.Call:
     kwargs = f'{{"path":"{path}"}}'
-    return wire.Call(ticket, str(uuid4()), TASK_OF[kind], None, kwargs, "default", 1, 0, None, valid_until)
+    return wire.Call(
+        ticket, str(uuid4()), TASK_OF[kind], None, kwargs, "default", 1, 0, None, valid_until, 1, None
+    )
 
 
 @pytest.mark.parametrize("kind", ChildKind)

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 from horsies import AppConfig, Horsies, PostgresConfig
 from horsies.storage import tasks, workers
 from horsies.storage.tasks import Ask, Claimed, Completed, NewTask
-from horsies.storage.workers import Beat
+from horsies.storage.workers import Beat, Rules
 from horsies.worker.reaper import reap
 from horsies.worker.settle import Settler
 from tests.model.ledger import Expiry, Row
@@ -61,4 +61,4 @@ class Crewman(Hands):
 
     def reap(self, quiet_seconds: float) -> int:
         """Bury and rescue, unless the server has been up for less than so many seconds."""
-        return self._run(reap(self._connection, self._settler, quiet_seconds))
+        return self._run(reap(self._connection, self._settler, Rules(quiet_seconds)))

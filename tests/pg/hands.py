@@ -12,8 +12,10 @@ from horsies.storage import states, tasks, workers
 from horsies.storage.database import connect_worker
 from horsies.storage.states import Pulse, Snapshot
 from horsies.storage.tasks import Ask, Cap, Claimed, Completed, Failure, Line, Room, Start
-from horsies.storage.workers import Definition, Registration
+from horsies.storage.workers import Beat, Definition, Registration, Rules
 from horsies.worker.claim import NO_LIMIT
+from horsies.worker.reaper import reap
+from horsies.worker.settle import Settler
 
 T = TypeVar("T")
 Key = tuple[int, str, str]
@@ -152,6 +154,13 @@ class Hands:
         )
         self._run(workers.register(self._connection, registration, definitions))
         self.wait(waiting)
+
+    def beat(self) -> Beat:
+        return self._run(workers.beat(self._connection, self.worker_id, "idle", LEASE_SECONDS))
+
+    def reap(self, rules: Rules, settler: Settler) -> int:
+        """Clean up after others; how many tasks were rescued."""
+        return self._run(reap(self._connection, settler, rules))
 
     def wait(self, waiting: bool, state: str = "idle") -> None:
         self._run(workers.wait(self._connection, self.worker_id, waiting, waiting, state))

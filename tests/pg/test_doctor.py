@@ -259,6 +259,10 @@ NOW = Terms(
     connection_share=0,
     notification_share=0,
 )
+SCHEDULE = (
+    "INSERT INTO horsies_schedule_state (schedule_name, definition, config_hash, next_run_at, error)"
+    " VALUES ('nightly', '{}', '', NULL, NULL)"
+)
 UNWELL = [
     (
         "lost_keys",
@@ -274,6 +278,8 @@ UNWELL = [
     ),
     ("unserved_queues", PENDING),
     ("overdue_queues", PENDING + ALIVE + "UPDATE horsies_workers SET waiting = true"),
+    ("overdue_schedules", SCHEDULE.replace("NULL, NULL", "now() - interval '1 hour', NULL")),
+    ("broken_schedules", SCHEDULE.replace("NULL, NULL", "NULL, 'no such task'")),
     ("late_workers", LATE),
     ("autovacuum", "ALTER TABLE horsies_tasks_live SET (autovacuum_enabled = off)"),
     ("notification_queue", ""),

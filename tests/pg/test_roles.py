@@ -22,6 +22,7 @@ SENDERS = {"producer", "worker", "scheduler"}
 READERS = {"viewer", "operator"}
 WATCHES = {"start", "watch", "look", "results", "result_for", "nodes", "list", "show", "tree"}
 VIEWS = {"horsies_task_attempts", "horsies_workflow_results"}
+OWNERS = {"schedules": "scheduler"}
 SENDS = {"send", "send_keyed", "wake", "taken", "finished", "watch", "look", "info", "attempts"}
 
 REQUEUE = """
@@ -87,6 +88,14 @@ DEEDS: dict[str, set[str]] = {
     "UPDATE horsies_task_definitions SET queue_name = 'other'": {"worker"},
     "DELETE FROM horsies_task_definitions": set(),
     "UPDATE horsies_heartbeats SET pid = 1": set(),
+    "INSERT INTO horsies_schedule_state (schedule_name, definition, config_hash) VALUES ('s', '{}', '')": {
+        "scheduler"
+    },
+    "UPDATE horsies_schedule_state SET definition = '{}'": {"scheduler"},
+    "UPDATE horsies_schedule_state SET paused_at = now(), next_run_at = NULL": {"scheduler", "operator"},
+    "DELETE FROM horsies_schedule_state": {"scheduler", "operator"},
+    "SELECT * FROM horsies_schedule_state": {"scheduler", *READERS},
+    "UPDATE horsies_tasks_live SET sent_at = now()": {"scheduler"},
     "SELECT horsies_prepare_history(1)": {"worker"},
     "SELECT horsies_refresh_statistics()": {"worker"},
     "INSERT INTO horsies_schema_version (version) VALUES (1000)": set(),
@@ -188,13 +197,13 @@ def test_a_viewer_writes_nothing_at_all(house: House, relations: list[str]) -> N
                 assert not is_allowed(connection, deed), deed
 
 
-@pytest.mark.parametrize("noun", ["tasks", "workers", "states", "workflows"])
+@pytest.mark.parametrize("noun", ["tasks", "workers", "states", "schedules", "workflows"])
 def test_every_statement_is_allowed_to_who_runs_it(house: House, noun: str) -> None:
     """A plan is made with all parameters NULL: rights are checked when it is about to run."""
     for role in sorted(SENDERS):
         with psycopg.connect(house.url(role), cursor_factory=psycopg.ClientCursor) as connection:
             for verb, statement in statements(noun).items():
-                if role == "worker" or verb in (WATCHES if noun == "workflows" else SENDS):
+                if role == OWNERS.get(noun, "worker") or verb in (WATCHES if noun == "workflows" else SENDS):
                     connection.execute(b"EXPLAIN " + statement, defaultdict(lambda: None))
 
 

@@ -71,6 +71,10 @@ class Proxy:
         """Let everything pass that was held."""
         self._loop.call_soon_threadsafe(self._open.set)
 
+    def strand(self) -> None:
+        """Nothing passes any more over the connections that there are, and nobody is told; new ones are as good as any."""
+        self._call(self._strand())
+
     def cut(self) -> None:
         """Reset every connection there is."""
         self._call(self._cut())
@@ -93,6 +97,10 @@ class Proxy:
     async def _cut(self) -> None:
         for link in self._links:
             link.reset()
+
+    async def _strand(self) -> None:
+        for link in self._links:
+            link.is_stranded = True
 
     async def _close(self) -> None:
         self._listener.close()
@@ -152,6 +160,7 @@ class _Link:
         self._server_reader, self._server = server
         self._answering = False
         self._swallowing = False
+        self.is_stranded = False
 
     async def run(self) -> None:
         both = [asyncio.create_task(self._upstream()), asyncio.create_task(self._downstream())]
@@ -172,12 +181,15 @@ class _Link:
                     return
                 self._swallowing = fault == "reply"
             await self._proxy.passage()
-            self._server.write(data)
+            if not self.is_stranded:
+                self._server.write(data)
 
     async def _downstream(self) -> None:
         while data := await self._server_reader.read(1 << 16):
             is_ready = _READY in data
             await self._proxy.passage()
+            if self.is_stranded:
+                continue
             if not self._swallowing:
                 self._client.write(data)
             elif is_ready:

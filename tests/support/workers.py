@@ -22,15 +22,22 @@ from horsies import *
 """
 
 
-class RunningWorker:
-    """A `horsies worker` process of its own session, so that signals reach it and not us."""
+# What they say when they are at work.
+READY = {"worker": "Concurrency config:", "scheduler": "Scheduler started:"}
 
-    def __init__(self, folder: Path, env: dict[str, str], arguments: list[str]) -> None:
-        self._log = folder / f"worker-{uuid4().hex[:8]}.log"
-        command = [sys.executable, "-m", "horsies", "worker", *arguments]
+
+class RunningWorker:
+    """A `horsies worker` or `horsies scheduler` process of its own session, so that signals reach it and not us."""
+
+    def __init__(
+        self, folder: Path, env: dict[str, str], arguments: list[str], command: str = "worker"
+    ) -> None:
+        self._log = folder / f"{command}-{uuid4().hex[:8]}.log"
+        self._command = command
+        words = [sys.executable, "-m", "horsies", command, *arguments]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command,
+                words,
                 cwd=folder,
                 env=env,
                 stdout=log,
@@ -50,9 +57,9 @@ class RunningWorker:
     def wait_until_ready(self) -> RunningWorker:
         def ready() -> bool:
             assert self.process.poll() is None, (
-                f"the worker exited with {self.process.returncode}:\n{self.log}"
+                f"the {self._command} exited with {self.process.returncode}:\n{self.log}"
             )
-            return "Concurrency config:" in self.log
+            return READY[self._command] in self.log
 
         eventually(ready, 30, "the worker being ready")
         return self
@@ -100,9 +107,11 @@ class Workplace:
         self._module = module
         return module
 
-    def start(self, *arguments: str, locator: str = "app:app", ready: bool = True) -> RunningWorker:
-        """Start a worker and wait until it listens."""
-        worker = RunningWorker(self.folder, self.env, [locator, *arguments])
+    def start(
+        self, *arguments: str, locator: str = "app:app", ready: bool = True, command: str = "worker"
+    ) -> RunningWorker:
+        """Start a worker, or a scheduler, and wait until it listens."""
+        worker = RunningWorker(self.folder, self.env, [locator, *arguments], command)
         self._workers.append(worker)
         return worker.wait_until_ready() if ready else worker
 

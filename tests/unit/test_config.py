@@ -183,7 +183,7 @@ def test_defaults_are_the_documented_ones():
         notify_poll_interval_ms=5_000,
     )
     recovery = RecoveryConfig()
-    assert (recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms) == (120_000, 300_000)
+    assert (recovery.claimed_stale_threshold_ms, recovery.running_stale_threshold_ms) == (None, None)
     assert (recovery.claimer_heartbeat_interval_ms, recovery.runner_heartbeat_interval_ms) == (30_000, 30_000)
     assert PayloadPolicy() == PayloadPolicy(warn_bytes=1_048_576, reject_bytes=16_777_216)
     app = AppConfig()

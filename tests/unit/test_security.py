@@ -97,7 +97,7 @@ def mutants(document):
                 yield json.dumps(whole["root"])
 
 def call(name, kwargs=None, args=None):
-    return execute(app, Call(1, "id", name, args, kwargs, "default", 1, 0, None, 0.0))
+    return execute(app, Call(1, "id", name, args, kwargs, "default", 1, 0, None, 0.0, 1, None))
 
 def policy(text):
     try:

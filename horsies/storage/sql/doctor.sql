@@ -105,6 +105,13 @@ SELECT queue_name || ': ' || count(*) || ' due, the oldest for ' || date_trunc('
                     WHERE share.queue_name IN ('', task.queue_name) AND share.tasks > 0)
  GROUP BY queue_name;
 
+-- name: overdue_schedules
+SELECT schedule_name FROM horsies_schedule_state
+ WHERE next_run_at < now() - make_interval(secs => %(overdue_seconds)s);
+
+-- name: broken_schedules
+SELECT schedule_name || ': ' || error FROM horsies_schedule_state WHERE error IS NOT NULL;
+
 -- name: late_workers
 -- A lease is renewed three times in its length.
 SELECT worker_id || ' (pid ' || pid || ' on ' || hostname || '), ' || date_trunc('second', now() - last_beat_at) || ' ago'

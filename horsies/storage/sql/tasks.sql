@@ -346,6 +346,21 @@ WITH freed AS (
 )
 SELECT id FROM freed CROSS JOIN woken;
 
+-- name: give_back
+-- Give back tasks that count as started and were never begun: their worker died before their turn came.
+WITH freed AS (
+    UPDATE horsies_tasks_live AS task
+       SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
+           claim_expires_at = NULL, started_at = NULL, worker_pid = NULL
+      FROM json_to_recordset(CAST(%(calls)s AS json)) AS call (id uuid, claim_seq integer)
+     WHERE task.id = call.id AND task.claim_seq = call.claim_seq AND task.status = 'RUNNING'
+    RETURNING task.id, task.queue_name
+), woken AS (
+    SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))
+      FROM (SELECT DISTINCT queue_name FROM freed) AS touched
+)
+SELECT id FROM freed CROSS JOIN woken;
+
 -- name: expire
 -- End tasks whose time ran out before they were started, whether they wait here or in this worker.
 WITH late AS (

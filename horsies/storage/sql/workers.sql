@@ -44,12 +44,15 @@ SELECT horsies_prepare_history(7);
 
 -- name: beat
 -- Renew the lease. A late renewal revives it; no row in the answer means that the worker was declared dead. Tells
--- whether another worker's lease has run out.
+-- whether another worker's lease has run out, and whether this one leads: the oldest whose lease holds cleans up for all.
 UPDATE horsies_workers
    SET lease_expires_at = greatest(lease_expires_at, now() + make_interval(secs => %(lease_seconds)s)),
        last_beat_at = now(), state = %(state)s
  WHERE worker_id = %(worker_id)s AND dead_at IS NULL
-RETURNING EXISTS (SELECT FROM horsies_workers AS other WHERE other.dead_at IS NULL AND other.lease_expires_at < now());
+RETURNING EXISTS (SELECT FROM horsies_workers AS other WHERE other.dead_at IS NULL AND other.lease_expires_at < now()),
+          NOT EXISTS (SELECT FROM horsies_workers AS other
+                       WHERE other.dead_at IS NULL AND other.lease_expires_at >= now()
+                         AND (other.started_at, other.worker_id) < (horsies_workers.started_at, horsies_workers.worker_id));
 
 -- name: wait
 -- Say whether this worker sleeps until it is notified of a plain or an async task, and how it is. Losing this in a crash
@@ -70,23 +73,31 @@ DELETE FROM horsies_workers WHERE worker_id = %(worker_id)s;
 SELECT pg_try_advisory_xact_lock(7240118054);
 
 -- name: bury
--- Declare workers dead whose lease ran out, and forget those that died long ago. Not while the server itself has only
--- just come back: then nobody could renew.
+-- Declare workers dead whose lease ran out and who were silent for long enough, and forget those that died long ago. Not
+-- while the server itself has only just come back: then nobody could renew.
 WITH forgotten AS (
     DELETE FROM horsies_workers WHERE dead_at < now() - interval '1 day'
 )
 UPDATE horsies_workers SET dead_at = now(), state = 'dead', waiting = false, waiting_async = false
  WHERE dead_at IS NULL AND lease_expires_at < now()
-   AND pg_postmaster_start_time() < now() - make_interval(secs => %(lease_seconds)s)
+   AND last_beat_at < now() - make_interval(secs => %(running_seconds)s)
+   AND pg_postmaster_start_time() < now() - make_interval(secs => %(quarantine_seconds)s)
 RETURNING worker_id, hostname, pid;
 
 -- name: orphans
--- Tasks held by a worker that is dead or unknown.
+-- Tasks held by a worker that is dead or unknown; those that it has not started, as soon as it was silent for so long.
 SELECT task.status, 0 AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
        task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
        task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index
   FROM horsies_tasks_live AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
- WHERE task.status <> 'PENDING' AND (worker.worker_id IS NULL OR worker.dead_at IS NOT NULL)
+ WHERE CASE task.status
+       WHEN 'CLAIMED' THEN %(requeue)s
+            AND (worker.worker_id IS NULL OR worker.dead_at IS NOT NULL
+                 OR worker.lease_expires_at < now()
+                    AND worker.last_beat_at < now() - make_interval(secs => %(claimed_seconds)s)
+                    AND pg_postmaster_start_time() < now() - make_interval(secs => %(quarantine_seconds)s))
+       WHEN 'RUNNING' THEN %(fail)s AND (worker.worker_id IS NULL OR worker.dead_at IS NOT NULL)
+       ELSE false END
  ORDER BY task.id
  LIMIT 500
    FOR UPDATE OF task SKIP LOCKED;

@@ -1,0 +1,1 @@
+"""Schedules as values: patterns, the instants they stand for, and what they start. No I/O."""

@@ -1,0 +1,75 @@
+"""A child without its worker: the other end of its pipe is spoken over by hand."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from horsies.worker import wire
+from horsies.worker.settings import ChildKind, ChildSettings
+from tests.support.workers import Workplace
+
+
+def settings_for(workplace: Workplace, *, max_tasks: int = 0) -> ChildSettings:
+    """What a child of a worker would be told."""
+    return ChildSettings(
+        locator="app:app",
+        imports=[],
+        sys_path=[str(workplace.folder), *sys.path],
+        threads=2,
+        max_tasks=max_tasks,
+        max_memory_mb=None,
+        afterlife_seconds=5.0,
+    )
+
+
+class Line:
+    """The worker's end of a pipe."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        self._sock = sock
+        self._frames = wire.Frames()
+        self._messages: list[wire.Message] = []
+        self.process = process
+
+    def hear(self) -> wire.Message:
+        while not self._messages:
+            data = self._sock.recv(65_536)
+            assert data, "the child has hung up"
+            for body in self._frames.feed(data):
+                self._messages += wire.messages(body)
+        return self._messages.pop(0)
+
+    def say(self, *orders: wire.Order) -> None:
+        self._sock.sendall(wire.frame(orders))
+
+    def cut(self) -> None:
+        """As the end of a worker does it."""
+        self._sock.close()
+
+    def hang_up(self) -> None:
+        """Cut the pipe; returns when the child has ended."""
+        self.cut()
+        assert self.process.wait(20) == 0
+
+
+@contextmanager
+def child(settings: ChildSettings, kind: ChildKind) -> Iterator[Line]:
+    """A child process, ended at the latest with the block."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    entry = "from horsies.worker.child import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", entry, str(theirs.fileno()), settings.to_argument(), kind],
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+    try:
+        yield Line(ours, process)
+    finally:
+        ours.close()
+        process.kill()
+        process.wait()

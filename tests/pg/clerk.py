@@ -1,0 +1,80 @@
+"""A scheduler's hands without the scheduler: schedules are written down and their turns taken step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from psycopg import IsolationLevel
+
+from horsies import Horsies, IntervalSchedule, PostgresConfig, TaskSchedule
+from horsies.scheduler.roster import write_down
+from horsies.scheduler.targets import Starters
+from horsies.scheduler.turns import Turns
+from horsies.storage import schedules
+from horsies.storage.database import connect
+
+T = TypeVar("T")
+
+
+def every_minute(name: str = "tick", **settings: Any) -> TaskSchedule:
+    given = {"task_name": "add", "pattern": IntervalSchedule(minutes=1), "kwargs": {"x": 1}, **settings}
+    return TaskSchedule(name=name, **given)
+
+
+class Clerk:
+    """One session of a scheduler that never sleeps."""
+
+    def __init__(self, url: str, app: Horsies) -> None:
+        self._runner = asyncio.Runner()
+        self._starters = Starters(app)
+        self.connection = self._run(connect(PostgresConfig(database_url=url), name="clerk"))
+        self._run(self.connection.set_isolation_level(IsolationLevel.READ_COMMITTED))
+        self._run(schedules.prepare_session(self.connection))
+        self.know()
+
+    def close(self) -> None:
+        self._run(self.connection.close())
+        self._runner.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def know(self, *names: str) -> None:
+        """Start over with schedules of these names in the code."""
+        self._turns = Turns(self._starters, set(names), 60)
+
+    def write_down(self, *given: TaskSchedule) -> None:
+        """Start over with these schedules in the code."""
+        self.know(*(schedule.name for schedule in given))
+        self._run(write_down(self.connection, self._starters, given))
+
+    def take(self) -> int:
+        """Take turns until none is left; how many there were."""
+        taken = 0
+        while now := self._run(self._turns.take(self.connection)):
+            taken += now
+        return taken
+
+    @property
+    def aside(self) -> list[str]:
+        return self._turns.aside
+
+    def look_again(self, name: str = "") -> None:
+        self._turns.look_again(name)
+
+    def pause_until_due(self, aside: Iterable[str] = ()) -> float | None:
+        return self._run(schedules.pause_until_due(self.connection, aside))
+
+    def setting(self, name: str) -> str:
+        async def show() -> str:
+            row = await (await self.connection.execute(f"SHOW {name}".encode())).fetchone()
+            assert row is not None
+            return row[0]
+
+        return self._run(show())
+
+    def now(self) -> datetime:
+        return self._run(schedules.now(self.connection))
