@@ -46,13 +46,9 @@ class WorkflowDefinition(Blueprint[T], Generic[T]):
     A definition with parameters overrides `build_with`, which must make a fresh workflow each time.
     """
 
-    class Meta:
-        """What is said of the workflow as a whole."""
-
-        output: ClassVar[Node[Any] | str | None] = None  # a node, or the name of an attribute
-        on_error: ClassVar[OnError] = OnError.FAIL
-        success_policy: ClassVar[SuccessPolicy | None] = None
-        deadline_seconds: ClassVar[float | None] = None
+    # A class of yours with `output` (a node, or the name of an attribute), `on_error`, `success_policy` and
+    # `deadline_seconds`, as far as they are to be other than by default.
+    Meta: ClassVar[Any] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

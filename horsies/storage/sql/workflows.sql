@@ -506,7 +506,7 @@ WITH mapped AS MATERIALIZED (
 ), listed AS MATERIALIZED (
     SELECT mapped.*, json_array_length(items) AS count FROM mapped WHERE json_typeof(items) = 'array'
 ), item AS MATERIALIZED (
-    SELECT listed.*, horsies_new_id() AS item_id, (place - 1)::integer AS place,
+    SELECT listed.*, horsies_new_id(place::integer) AS item_id, (place - 1)::integer AS place,
            left(coalesce(task_kwargs, '{}'), -1) || CASE WHEN coalesce(task_kwargs, '{}') = '{}' THEN '' ELSE ',' END
                || to_json(param)::text || ':' || value::text || '}' AS kwargs
       FROM listed CROSS JOIN LATERAL json_array_elements(items) WITH ORDINALITY AS element (value, place)
