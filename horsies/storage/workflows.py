@@ -164,11 +164,12 @@ async def shown(connection: Connection, workflow_id: UUID) -> tuple[Any, ...] | 
     return await (await connection.execute(SQL["show"], {"id": workflow_id})).fetchone()
 
 
-async def feed(connection: Connection, claimed: Sequence[Claimed]) -> list[Claimed]:
+async def feed(connection: Connection, claimed: list[Claimed]) -> list[Claimed]:
     """Give tasks of workflows what comes to them from other nodes, if they take anything."""
-    hungry = [task.node for task in claimed if task.node is not None and _is_fed(task)]
+    members = [task for task in claimed if task.workflow_id is not None]
+    hungry = [task.node for task in members if task.node is not None and _is_fed(task)]
     if not hungry:
-        return list(claimed)
+        return claimed
     rows = await (await connection.execute(SQL["feed"], {"nodes": _refs(hungry)})).fetchall()
     inputs = {(row[0], row[1]): row[2] for row in rows}
     return [

@@ -14,6 +14,7 @@ from psycopg import sql
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.task import Task
 from tests.pg.hands import Hands
+from tests.pg.players import Player
 from tests.support.proxy import Proxy
 
 Add = Task[..., int]
@@ -97,3 +98,21 @@ def hands(hire: Callable[[], Hands]) -> Hands:
 def proxy(database_url: str) -> Iterator[Proxy]:
     with Proxy(database_url) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def hire_player(database_url: str) -> Iterator[Callable[..., Player]]:
+    players: list[Player] = []
+
+    def hire(url: str = database_url) -> Player:
+        players.append(Player(url))
+        return players[-1]
+
+    yield hire
+    for player in players:
+        player.close()
+
+
+@pytest.fixture
+def player(hire_player: Callable[..., Player]) -> Player:
+    return hire_player()

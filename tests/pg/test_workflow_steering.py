@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from horsies import (
@@ -23,7 +24,9 @@ from horsies import (
     signal_node,
 )
 from horsies.workflow.definition import DEFINITIONS
-from tests.pg.test_workflow_steps import Db, Player, hire_player, play, player  # noqa: F401  fixtures
+from tests.pg.players import Player, play
+
+Db = psycopg.Connection[dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +78,7 @@ def with_part(app: Horsies, task: Any, **meta: Any) -> WorkflowSpec[Any]:
 def test_a_pause_reaches_the_parts_and_so_does_what_comes_after(
     app: Horsies,
     task: Any,
-    player: Player,  # noqa: F811
+    player: Player,
 ) -> None:
     handle = with_part(app, task).start().unwrap()
     running = player.claim()
@@ -96,7 +99,7 @@ def test_a_pause_reaches_the_parts_and_so_does_what_comes_after(
 def test_a_part_that_pauses_itself_holds_up_only_what_needs_it(
     app: Horsies,
     task: Any,
-    player: Player,  # noqa: F811
+    player: Player,
 ) -> None:
     handle = with_part(app, task, on_error=OnError.PAUSE).start().unwrap()
 
@@ -113,7 +116,7 @@ def test_what_failed_in_a_part_is_run_again_with_the_whole(
     app: Horsies,
     task: Any,
     player: Player,
-    db: Db,  # noqa: F811
+    db: Db,
 ) -> None:
     handle = with_part(app, task).start().unwrap()
     second = player.complete(player.claim())
@@ -129,7 +132,7 @@ def test_what_failed_in_a_part_is_run_again_with_the_whole(
     play(player, handle, again)
 
 
-def test_a_map_that_failed_takes_its_items_anew(app: Horsies, task: Any, player: Player) -> None:  # noqa: F811
+def test_a_map_that_failed_takes_its_items_anew(app: Horsies, task: Any, player: Player) -> None:
     many = task.node(node_id="many")(n=1)
     mapped = map_node(task, over=many, node_id="mapped")
     handle = app.workflow("map", [many, mapped], definition_key="map").start().unwrap()
@@ -149,7 +152,7 @@ def test_a_map_that_failed_takes_its_items_anew(app: Horsies, task: Any, player:
 def test_a_retry_counts_anew_what_a_running_node_waits_for(
     app: Horsies,
     task: Any,
-    player: Player,  # noqa: F811
+    player: Player,
 ) -> None:
     good, bad = task.node(node_id="good")(n=1), task.node(node_id="bad")(n=2)
     either = TaskNode(fn=task, waits_for=[good, bad], join="any", node_id="either")
@@ -170,7 +173,7 @@ def test_a_retry_counts_anew_what_a_running_node_waits_for(
     play(player, handle, [*running, *again])
 
 
-def test_cancelling_a_part_fails_its_node(app: Horsies, task: Any, player: Player) -> None:  # noqa: F811
+def test_cancelling_a_part_fails_its_node(app: Horsies, task: Any, player: Player) -> None:
     handle = with_part(app, task).start().unwrap()
 
     below(app, handle).cancel().unwrap()
@@ -184,7 +187,7 @@ def test_the_deadline_of_a_part_counts_from_its_beginning(
     app: Horsies,
     task: Any,
     player: Player,
-    db: Db,  # noqa: F811
+    db: Db,
 ) -> None:
     first = task.node(node_id="first")(n=1)
     part = SubWorkflowNode(part_of(task, deadline_seconds=60), waits_for=[first], node_id="part")
@@ -204,7 +207,7 @@ def test_the_deadline_of_a_part_counts_from_its_beginning(
 def test_a_signal_reaches_a_paused_workflow_and_takes_effect_when_it_goes_on(
     app: Horsies,
     task: Any,
-    player: Player,  # noqa: F811
+    player: Player,
 ) -> None:
     word = signal_node("word", node_id="word")
     handle = (

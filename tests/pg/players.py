@@ -1,0 +1,79 @@
+"""A worker's part in workflows, played by hand, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from horsies import PostgresConfig, WorkflowHandle, WorkflowStatus
+from horsies.storage import steering, steps, tasks, workflows
+from horsies.storage.database import connect_worker
+from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Line, Room
+from horsies.worker.claim import NO_LIMIT, START
+
+OK = '{"ok":[1,2,3]}'
+ERR = '{"err":{"error_code":"BROKEN","message":"it broke","data":null,"exception":null}}'
+
+
+class Player:
+    """A worker's part in workflows, by hand, over one connection after another."""
+
+    def __init__(self, url: str) -> None:
+        self.worker_id = uuid4()
+        self._url = url
+        self._runner = asyncio.Runner()
+        self._connection: Any = None
+
+    def _run(self, work: Callable[[Any], Any]) -> Any:
+        async def over() -> Any:
+            if self._connection is None or self._connection.closed:
+                self._connection = await connect_worker(PostgresConfig(database_url=self._url), "player")
+            return await work(self._connection)
+
+        return self._runner.run(over())
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._runner.run(self._connection.close())
+        self._runner.close()
+
+    def _ask(self, limit: int) -> Ask:
+        lines = [Line(0, "default", False, "", limit, *START)] if limit else []
+        room = [Room(0, limit, limit, [4242] * limit)]
+        return Ask(lines, room, [], [], limit, NO_LIMIT, 60.0, self.worker_id, "host", "player")
+
+    def claim(self, limit: int = 100) -> list[Claimed]:
+        return self._run(lambda connection: tasks.exchange(connection, [], self._ask(limit)))[1]
+
+    def complete(self, claimed: list[Claimed], limit: int = 100, result: str = OK) -> list[Claimed]:
+        done = [Completed(task.id, task.claim_seq, result, task.node) for task in claimed]
+        return self._run(lambda connection: steps.step(connection, done, [], self._ask(limit))).claimed
+
+    def fail(self, claimed: list[Claimed], delay: float | None = None) -> None:
+        failures = [
+            Failure(each.id, each.claim_seq, ERR, "BROKEN", "it broke", None, delay, node=each.node)
+            for each in claimed
+        ]
+
+        async def settle(connection: Any) -> None:
+            async with connection.transaction():
+                await workflows.settle(connection, [], failures)
+
+        self._run(settle)
+
+    def fire(self) -> float | None:
+        return self._run(steering.fire)
+
+    def release(self) -> None:
+        """What a lost reply may have left in our name goes back."""
+        self._run(lambda connection: tasks.release(connection, self.worker_id, []))
+
+
+def play(player: Player, handle: WorkflowHandle[Any], claimed: list[Claimed] | None = None) -> None:
+    """Let everything that runs complete, until there is no more."""
+    claimed = player.claim() if claimed is None else claimed
+    while claimed:
+        claimed = player.complete(claimed)
+    assert handle.status().unwrap() is WorkflowStatus.COMPLETED
