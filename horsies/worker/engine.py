@@ -143,6 +143,14 @@ class Engine:
         """These rate limits are known to the cluster."""
         self._claimer.limit_rates(rates)
 
+    def suspend(self, queues: Sequence[str]) -> None:
+        """From these queues nothing is claimed; what was claimed and not started goes back."""
+        if not self._claimer.suspend(queues):
+            return
+        self._prefetched.clear()
+        self._unsure = True
+        self.look_again()
+
     def recount(self) -> None:
         """What was held without having begun has been let go of, and goes back."""
         self._unsure = True
@@ -176,6 +184,8 @@ class Engine:
         """What others see of it."""
         if self._stopping:
             return WorkerState.DRAINING
+        if self._claimer.is_suspended:
+            return WorkerState.SUSPENDED
         return WorkerState.BUSY if self.load else WorkerState.IDLE
 
     @property

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from horsies import PostgresConfig, RetentionConfig
-from horsies.storage import states, tasks, workers
+from horsies.storage import operations, states, tasks, workers
 from horsies.storage.database import connect_worker
+from horsies.storage.operations import Failed
 from horsies.storage.states import Pulse, Snapshot
 from horsies.storage.tasks import Ask, Cap, Claimed, Completed, Failure, Line, Room, Start
 from horsies.storage.workers import Beat, Definition, Registration, Rules
@@ -22,6 +23,7 @@ Key = tuple[int, str, str]
 
 START: Key = (0, "2000-01-01T00:00:00Z", str(UUID(int=0)))
 LEASE_SECONDS = 60.0
+ANY_FAILED = Failed()
 OK = '{"ok":5}'
 ERR = '{"err":{"error_code":"BROKEN","message":"it broke","data":null,"exception":null}}'
 
@@ -161,6 +163,16 @@ class Hands:
     def reap(self, rules: Rules, settler: Settler) -> int:
         """Clean up after others; how many tasks were rescued."""
         return self._run(reap(self._connection, settler, rules))
+
+    def requeue(self, which: Failed = ANY_FAILED) -> int:
+        """One batch of failed tasks, as an operator does it."""
+        return self._run(operations.requeue(self._connection, which))
+
+    def suspend(self, queue_name: str) -> bool:
+        return self._run(operations.suspend(self._connection, queue_name, "ann"))
+
+    def resume(self, queue_name: str) -> bool:
+        return self._run(operations.resume(self._connection, queue_name, "ann"))
 
     def wait(self, waiting: bool, state: str = "idle") -> None:
         self._run(workers.wait(self._connection, self.worker_id, waiting, waiting, state))

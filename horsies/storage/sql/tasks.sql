@@ -283,7 +283,7 @@ RETURNING task.id;
 -- End attempts that failed. With a delay the task goes back to PENDING, unless it would be due too late; else, and
 -- without one, it is FAILED. One that is missing from the answer is no longer ours.
 WITH outcome AS (
-    SELECT said.*, task.queue_name, task.started_at, task.retry_count, task.claimed_by_worker_id,
+    SELECT said.*, task.queue_name, task.started_at, task.retry_count, task.earlier_attempts, task.claimed_by_worker_id,
            task.worker_hostname, task.worker_pid, task.worker_process_name,
            now() + make_interval(secs => said.delay_seconds) AS due,
            said.delay_seconds IS NOT NULL
@@ -298,7 +298,7 @@ WITH outcome AS (
 ), kept AS (
     INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, error_code, error_message,
                                   failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
-    SELECT id, claim_seq, retry_count + 1, 'FAILED', started_at, error_code, error_message,
+    SELECT id, claim_seq, earlier_attempts + retry_count + 1, 'FAILED', started_at, error_code, error_message,
            failed_reason, claimed_by_worker_id, worker_hostname, worker_pid, worker_process_name
       FROM outcome WHERE again
 ), ended AS (

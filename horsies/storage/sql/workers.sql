@@ -44,7 +44,8 @@ SELECT horsies_prepare_history(7);
 
 -- name: beat
 -- Renew the lease. A late renewal revives it; no row in the answer means that the worker was declared dead. Tells
--- whether another worker's lease has run out, and whether this one leads: the oldest whose lease holds cleans up for all.
+-- whether another worker's lease has run out, whether this one leads (the oldest whose lease holds cleans up for all), and
+-- which queues are suspended.
 UPDATE horsies_workers
    SET lease_expires_at = greatest(lease_expires_at, now() + make_interval(secs => %(lease_seconds)s)),
        last_beat_at = now(), state = %(state)s
@@ -52,7 +53,8 @@ UPDATE horsies_workers
 RETURNING EXISTS (SELECT FROM horsies_workers AS other WHERE other.dead_at IS NULL AND other.lease_expires_at < now()),
           NOT EXISTS (SELECT FROM horsies_workers AS other
                        WHERE other.dead_at IS NULL AND other.lease_expires_at >= now()
-                         AND (other.started_at, other.worker_id) < (horsies_workers.started_at, horsies_workers.worker_id));
+                         AND (other.started_at, other.worker_id) < (horsies_workers.started_at, horsies_workers.worker_id)),
+          ARRAY (SELECT queue_name FROM horsies_suspensions);
 
 -- name: wait
 -- Say whether this worker sleeps until it is notified of a plain or an async task, and how it is. Losing this in a crash
