@@ -35,6 +35,7 @@ class Verdict:
     failed: int
     repeated: int
     kills: int
+    strikes: int
     resolved: int  # sends that failed and were then acknowledged
     lost_replies: int
     rescues: list[float]  # from the death of a process to the next run of what it ran
@@ -118,10 +119,11 @@ def _verdict(scene: Scene, watch: Watch, violations: list[str]) -> Verdict:
         failed=sum(row.status == "FAILED" for row in rows),
         repeated=repeated(history),
         kills=scene.kills,
+        strikes=len(scene.strikes),
         resolved=sum(send.failures > 0 and send.acknowledged is not None for send in sends),
         lost_replies=sum(proxy.lost for proxy in scene.proxies),
         rescues=_rescues(runs, history.alive),
-        recoveries=[gap for at in scene.healed_at for gap in _next_run(runs, at)],
+        recoveries=_recoveries(runs, scene.strikes),
         per_second=len(runs) / span if span else 0.0,
     )
 
@@ -158,7 +160,12 @@ def _rescues(runs: Sequence[Run], alive: Mapping[int, int]) -> list[float]:
     return found
 
 
-def _next_run(runs: Sequence[Run], at: int) -> list[float]:
-    """Seconds from a moment to the next run that began; nothing when there was none."""
-    following = bisect_left(runs, at, key=lambda run: run.began)
-    return [(runs[following].began - at) / 1e9] if following < len(runs) else []
+def _recoveries(runs: Sequence[Run], strikes: Sequence[tuple[int, int]]) -> list[float]:
+    """For each strike: the seconds from its end to the next run that began, if that was before the next strike."""
+    found: list[float] = []
+    for place, (_, healed) in enumerate(strikes):
+        following = bisect_left(runs, healed, key=lambda run: run.began)
+        until = strikes[place + 1][0] if place + 1 < len(strikes) else None
+        if following < len(runs) and (until is None or runs[following].began < until):
+            found.append((runs[following].began - healed) / 1e9)
+    return found

@@ -143,7 +143,7 @@ class Scene:
         self.strangers: set[str] = set()
         self.known: set[int] = set()
         self.kills = 0
-        self.healed_at: list[int] = []
+        self.strikes: list[tuple[int, int]] = []  # when each began, and when it had healed
         self._env = env
         self._began = time.monotonic()
         self.worker_proxy = Proxy(database_url) if plan.proxied else None
@@ -231,8 +231,9 @@ class Scene:
         length = self.plan.seconds
         for at in sorted(self.random.uniform(0.1 * length, 0.8 * length) for _ in range(times)):
             self.pause(self._began + at - time.monotonic())
+            began = now()
             fault(self)
-            self.healed_at.append(now())
+            self.strikes.append((began, now()))
 
     def pause(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))
@@ -256,7 +257,9 @@ class Scene:
 
     def freeze(self, worker: RunningWorker, seconds: float, *, whole: bool) -> None:
         """Stop a worker for a time; with its children, the code that they run is stopped, too."""
-        stopped = {worker.pid} | (self.note_processes(worker) if whole else set())
+        stopped = {worker.pid}
+        if whole:
+            stopped |= self.note_processes(worker)
         at = now()
         for pid in stopped:
             _signal(pid, signal.SIGSTOP)
@@ -298,6 +301,10 @@ class OwnServer:
         self._home = home
         self._settings = {"fsync": "off", "max_connections": "100", **settings}
         self.url = self.start()
+
+    @property
+    def data_directory(self) -> Path:
+        return embedded.data_directory(self._home)
 
     def start(self) -> str:
         return embedded.ensure(self._home, settings=self._settings, announce=lambda _: None).url

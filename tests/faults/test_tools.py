@@ -57,6 +57,8 @@ def small_disk() -> Iterator[Path]:
 def test_a_full_disk_costs_nothing_but_time(small_disk: Path, tmp_path: Path, plan: Plan) -> None:
     server = OwnServer(small_disk / "server", max_wal_size="64MB", shared_buffers="16MB")
 
+    assert server.data_directory.is_relative_to(small_disk)
+
     def fill(scene: Scene) -> None:
         ballast = small_disk / "ballast"
         _fill(ballast)

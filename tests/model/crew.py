@@ -20,6 +20,7 @@ class Crewman(Hands):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self.execute("SET lock_timeout = '5s'")  # nothing here has a reason to wait for another session
         self._settler = Settler(Horsies(AppConfig(broker=PostgresConfig(database_url=url))))
 
     def sign_on(self) -> UUID:
