@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tests.e2e.observing import is_alive
-from tests.faults.checker import History, check, repeated
+from tests.faults.checker import History, check, held_over, repeated
 from tests.faults.scene import ROOT, Plan, Scene, Watch
 from tests.faults.testimony import Run, read_runs, read_sends
 from tests.faults.workload import NARROW, POLICIES, VARIABLE, Setup
@@ -34,6 +34,7 @@ class Verdict:
     completed: int
     failed: int
     repeated: int
+    held_over: int
     kills: int
     strikes: int
     resolved: int  # sends that failed and were then acknowledged
@@ -52,6 +53,7 @@ class Verdict:
             "broken promises": len(self.violations),
             "kills": self.kills,
             "finished tasks repeated": self.repeated,
+            "runs held over by a freeze": self.held_over,
             "replies lost": self.lost_replies,
             "failed sends resolved": self.resolved,
         }
@@ -118,6 +120,7 @@ def _verdict(scene: Scene, watch: Watch, violations: list[str]) -> Verdict:
         completed=sum(row.status == "COMPLETED" for row in rows),
         failed=sum(row.status == "FAILED" for row in rows),
         repeated=repeated(history),
+        held_over=held_over(history),
         kills=scene.kills,
         strikes=len(scene.strikes),
         resolved=sum(send.failures > 0 and send.acknowledged is not None for send in sends),
@@ -141,7 +144,7 @@ def _history(scene: Scene, watch: Watch) -> History:
         caps={} if scene.plan.narrow_cap is None else {NARROW: scene.plan.narrow_cap},
         seen=watch.seen,
         alive=watch.alive,
-        frozen=scene.frozen,
+        freezes=scene.freezes,
         strangers=frozenset(scene.strangers),
         survivors=sorted(filter(is_alive, ours)),
         crashes_expected=scene.plan.crashes,

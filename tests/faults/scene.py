@@ -24,7 +24,7 @@ import psycopg
 from horsies import embedded
 from horsies.config import DEFAULT_CLAIM_LEASE_MS
 from tests.e2e.observing import children, descendants, is_alive
-from tests.faults.checker import Row
+from tests.faults.checker import Freeze, Row
 from tests.faults.testimony import PRODUCERS, now, pids
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -139,7 +139,7 @@ class Scene:
         self.workers: list[RunningWorker] = []
         self.former: list[RunningWorker] = []
         self.producers: list[subprocess.Popen[bytes]] = []
-        self.frozen: dict[int, int] = {}
+        self.freezes: list[Freeze] = []
         self.strangers: set[str] = set()
         self.known: set[int] = set()
         self.kills = 0
@@ -257,16 +257,20 @@ class Scene:
 
     def freeze(self, worker: RunningWorker, seconds: float, *, whole: bool) -> None:
         """Stop a worker for a time; with its children, the code that they run is stopped, too."""
+        _stop(worker.pid)
         stopped = {worker.pid}
-        if whole:
-            stopped |= self.note_processes(worker)
+        while whole and (more := self.note_processes(worker) - stopped):
+            for pid in more:
+                _stop(pid)
+            stopped |= more
         at = now()
-        for pid in stopped:
-            _signal(pid, signal.SIGSTOP)
-            self.frozen[pid] = at
         self.pause(seconds)
-        for pid in stopped:
+        below, thawed = self.note_processes(worker), now()
+        for pid in sorted(stopped):
             _signal(pid, signal.SIGCONT)
+        until = at if whole else at + int(self.lease * 1e9)
+        if thawed > at + self.lease * 1e9:
+            self.freezes.append(Freeze(frozenset(stopped | below), until, thawed, whole))
 
     def execute(self, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
         """Run a statement past all proxies."""
@@ -292,6 +296,19 @@ def _signal(pid: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _stop(pid: int) -> None:
+    """Stop a process of ours and wait until it stands still, or has ended."""
+    if _signal(pid, signal.SIGSTOP):
+        eventually(lambda: _state(pid) in "TZX", what=f"process {pid} standing still")
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except (OSError, IndexError):
+        return "X"
 
 
 class OwnServer:
