@@ -396,6 +396,7 @@ class Engine:
         if not chosen:
             return
         pids = pids[: len(chosen)]
+        owner = self.owner
         plain.reserve(pids)
         try:
             ours = await tasks.start(
@@ -406,7 +407,7 @@ class Engine:
             raise
         finally:
             plain.unreserve(pids)
-        if not self._prefetched:
+        if not self._prefetched or self.owner is not owner:
             return  # we stop, or were declared dead: all that was prefetched goes back or is gone
         for _ in chosen:
             self._prefetched.popleft()

@@ -75,6 +75,7 @@ class Worker:
             crashed=lambda task, how: self._engine.crashed(task, how),
             timed_out=lambda task, limit_ms: self._engine.timed_out(task, limit_ms),
             came_free=lambda: self._engine.came_free(),
+            let_go=lambda: self._engine.recount(),
         )
         self._launcher = self._new_launcher()
         self._pools = [
@@ -264,7 +265,6 @@ class Worker:
     def _kill_running(self) -> None:
         for pool in self._pools:
             pool.kill_running()
-        self._engine.recount()
 
     async def _resign(self, postgres: PostgresConfig) -> None:
         try:
