@@ -16,6 +16,7 @@ from tests.faults.checker import History, check, held_over, repeated
 from tests.faults.scene import ROOT, Plan, Scene, Watch
 from tests.faults.testimony import Run, read_runs, read_sends
 from tests.faults.workload import NARROW, POLICIES, VARIABLE, Setup
+from tests.support.soundness import ailments
 from tests.support.waiting import eventually
 
 Fault = Callable[[Scene], None]
@@ -62,7 +63,7 @@ class Verdict:
 def run(folder: Path, database_url: str, plan: Plan, fault: Fault, times: int = 1) -> Verdict:
     """Carry out a drill in a folder of its own."""
     print(f"seed {plan.seed}")
-    with Scene(folder, database_url, plan, _env(folder, plan)) as scene:
+    with Scene(folder, database_url, plan, _env(folder, database_url, plan)) as scene:
         for _ in range(plan.workers):
             scene.hire(ready=False)
         for worker in scene.workers:
@@ -74,13 +75,15 @@ def run(folder: Path, database_url: str, plan: Plan, fault: Fault, times: int = 
         return _verdict(scene, watch, violations)
 
 
-def _env(folder: Path, plan: Plan) -> dict[str, str]:
+def _env(folder: Path, database_url: str, plan: Plan) -> dict[str, str]:
     setup = Setup(
         folder=str(folder),
         lease_ms=plan.lease_ms,
         prefetch=plan.prefetch,
         narrow_cap=plan.narrow_cap,
         task_ms=plan.task_ms,
+        session_url=None if plan.pooler_url is None else database_url,
+        clock_seconds=plan.clock_seconds,
     )
     return {
         **os.environ,
@@ -114,7 +117,7 @@ def _verdict(scene: Scene, watch: Watch, violations: list[str]) -> Verdict:
     span = (runs[-1].began - runs[0].began) / 1e9 if runs else 0.0
     return Verdict(
         seed=scene.plan.seed,
-        violations=[*violations, *check(history)],
+        violations=[*violations, *check(history), *map(str, ailments(scene.url))],
         sent=len(sends),
         acknowledged=sum(send.acknowledged is not None for send in sends),
         completed=sum(row.status == "COMPLETED" for row in rows),

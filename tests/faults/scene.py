@@ -53,6 +53,8 @@ class Plan:
     narrow_cap: int | None = 3
     task_ms: int = 12
     proxied: bool = False
+    pooler_url: str | None = None  # how all reach the database, but for sessions of their own
+    clock_seconds: float = 0.0
     crashes: bool = True  # whether the fault may cost running tasks their process
     env: tuple[tuple[str, str], ...] = ()
 
@@ -146,12 +148,12 @@ class Scene:
         self.strikes: list[tuple[int, int]] = []  # when each began, and when it had healed
         self._env = env
         self._began = time.monotonic()
-        self.worker_proxy = Proxy(database_url) if plan.proxied else None
+        self._proxies: dict[int, Proxy] = {}  # by the worker that has it
         self.producer_proxy = Proxy(database_url) if plan.proxied else None
 
     def __enter__(self) -> Scene:
-        for proxy in self.proxies:
-            proxy.__enter__()
+        if self.producer_proxy is not None:
+            self.producer_proxy.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -169,24 +171,35 @@ class Scene:
             process.wait()
 
     def _env_for(self, proxy: Proxy | None) -> dict[str, str]:
-        return self._env | {"HORSIES_DATABASE_URL": self.url if proxy is None else proxy.url}
+        url = (self.plan.pooler_url or self.url) if proxy is None else proxy.url
+        return self._env | {"HORSIES_DATABASE_URL": url}
 
     @property
     def lease(self) -> float:
         return (self.plan.lease_ms or DEFAULT_CLAIM_LEASE_MS) / 1000
 
     @property
+    def worker_proxies(self) -> list[Proxy]:
+        """The ways of all workers, past ones included: each has one of its own."""
+        return list(self._proxies.values())
+
+    @property
     def proxies(self) -> list[Proxy]:
-        return [proxy for proxy in (self.worker_proxy, self.producer_proxy) if proxy is not None]
+        return [*self.worker_proxies, *([] if self.producer_proxy is None else [self.producer_proxy])]
+
+    def proxy_of(self, worker: RunningWorker) -> Proxy:
+        return self._proxies[worker.pid]
 
     # Who is here
 
     def hire(self, *, ready: bool = True) -> RunningWorker:
         """Start one more worker."""
         arguments = ["tests.faults.app:app", f"--processes={self.plan.processes}"]
-        env = self._env_for(self.worker_proxy) | dict(self.plan.env)
-        worker = RunningWorker(self.folder, env, arguments)
+        proxy = Proxy(self.url).__enter__() if self.plan.proxied else None
+        worker = RunningWorker(self.folder, self._env_for(proxy) | dict(self.plan.env), arguments)
         self.workers.append(worker)
+        if proxy is not None:
+            self._proxies[worker.pid] = proxy
         return worker.wait_until_ready() if ready else worker
 
     def dismiss(self, worker: RunningWorker) -> int:
@@ -271,6 +284,13 @@ class Scene:
         until = at if whole else at + int(self.lease * 1e9)
         if thawed > at + self.lease * 1e9:
             self.freezes.append(Freeze(frozenset(stopped | below), until, thawed, whole))
+
+    def freeze_child(self, worker: RunningWorker, seconds: float) -> None:
+        """Stop one of a worker's children for a time."""
+        pid = self.random.choice(sorted(children(worker.pid)))
+        _stop(pid)
+        self.pause(seconds)
+        _signal(pid, signal.SIGCONT)
 
     def execute(self, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
         """Run a statement past all proxies."""

@@ -18,6 +18,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: int
     narrow_cap: int | None
     task_ms: int
+    session_url: str | None = None  # past the pooler, if there is one
+    clock_seconds: float = 0.0  # how far the clock of every process is off
 
 
 POLICIES = {
