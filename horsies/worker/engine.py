@@ -436,8 +436,8 @@ class Engine:
     async def _give_back(self, connection: Connection) -> None:
         """Everything in our name that we do not hold: unstarted when we stop, or claimed by a reply that was lost."""
         await self._helper_idle.wait()  # what it ends and claims right now is in nobody's hands
-        held = [task.id for task in (*self._capacity.running, *self._prefetched)]
-        held += [ended.id for ended in (*self.settler.completed, *self.settler.failed)]
+        held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
+        held += [(ended.id, ended.claim_seq) for ended in (*self.settler.completed, *self.settler.failed)]
         if self._doubtful:
             self._doubtful = await workers.living(connection, self._doubtful)
             self._doubt_at = time.monotonic() + DOUBT_SECONDS

@@ -235,9 +235,17 @@ class TaskMachine(RuleBasedStateMachine):
     @rule(by=someone, keep=st.lists(pick, max_size=2))
     def release(self, by: int, keep: list[Pick]) -> None:
         self._need("RUNNING", by)
-        kept, crewman = {ticket.id for ticket in self._chosen(keep)}, self._crew[by]
+        kept, crewman = self._chosen(keep), self._crew[by]
 
         assert crewman.release(kept) == self._ledger.release(crewman.worker_id, kept)
+
+    @rule(by=someone, picks=picks)
+    def give_back(self, by: int, picks: list[Pick]) -> None:
+        """A child of a worker that died has not begun these."""
+        self._need("RUNNING", by)
+        tickets = self._chosen(picks)
+
+        assert self._crew[by].give_back(tickets) == self._ledger.give_back(tickets)
 
     @rule(by=someone, picks=picks)
     def unclaim(self, by: int, picks: list[Pick]) -> None:
@@ -281,7 +289,7 @@ class TaskMachine(RuleBasedStateMachine):
             self._be_late(self._crew[lost])
         before = {row.id: row.retry_count for row in self._ledger.rows.values()}
 
-        rescued = self._crew[by].reap(FOR_EVER if server_is_new else 0.0)
+        rescued = self._crew[by].rescue(FOR_EVER if server_is_new else 0.0)
 
         if not server_is_new:
             self._ledger.bury()
@@ -314,7 +322,7 @@ class TaskMachine(RuleBasedStateMachine):
             self.claim(by, 2, 2 if status == "RUNNING" else 0)
 
     def _chosen(self, picks: list[Pick], status: str = "RUNNING") -> list[Claimed]:
-        """The tickets picked, each once. Those come first that are good for a task in this status, then the latest."""
+        """The tickets picked, some perhaps twice. Those come first that are good for a task in this status."""
 
         def is_good(ticket: Claimed) -> bool:
             row = self._ledger.rows[ticket.id]
@@ -322,12 +330,11 @@ class TaskMachine(RuleBasedStateMachine):
 
         good = [ticket for ticket in self._tickets if is_good(ticket)]
         tickets = good + self._tickets[::-1]
-        chosen: dict[tuple[str, int], Claimed] = {}
+        chosen: list[Claimed] = []
         for place, shift in picks if tickets else ():
             ticket = tickets[place % len(tickets)]
-            number = ticket.claim_seq + shift
-            chosen[ticket.id, number] = ticket._replace(claim_seq=number)
-        return list(chosen.values())
+            chosen.append(ticket._replace(claim_seq=ticket.claim_seq + shift))
+        return chosen
 
     def _set(self, row: Row, change: str, *values: object) -> None:
         self._execute(f"UPDATE horsies_tasks_live SET {change} WHERE id = %s", *values, row.id)

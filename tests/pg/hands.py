@@ -129,8 +129,12 @@ class Hands:
         starts = [Start(task.id, task.claim_seq, pid) for task in claimed]
         return self._run(tasks.start(self._connection, starts))
 
-    def release(self, keep: Iterable[str] = ()) -> int:
-        return self._run(tasks.release(self._connection, self.worker_id, keep))
+    def release(self, keep: Iterable[Claimed] = ()) -> int:
+        held = [(task.id, task.claim_seq) for task in keep]
+        return self._run(tasks.release(self._connection, self.worker_id, held))
+
+    def give_back(self, claimed: Iterable[Claimed]) -> int:
+        return self._run(tasks.give_back(self._connection, [(task.id, task.claim_seq) for task in claimed]))
 
     def unclaim(self, claimed: Sequence[Claimed]) -> None:
         self._run(workers.unclaim(self._connection, claimed))

@@ -232,7 +232,7 @@ def test_release_gives_back_all_but_what_is_named(hire: Callable[[], Hands], add
     kept, *given = ours.run_next(limit=2) + ours.claim(limit=2)
     theirs.claim()
 
-    assert ours.release(keep=[kept.id]) == 3
+    assert ours.release(keep=[kept]) == 3
 
     rows = db.execute("SELECT * FROM horsies_tasks").fetchall()
     pending = [row for row in rows if row["status"] == "PENDING"]
