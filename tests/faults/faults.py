@@ -104,7 +104,7 @@ def lock_table(scene: Scene) -> None:
     """Nobody gets at a task; leases are renewed all the same."""
     with psycopg.connect(scene.url) as connection:
         connection.execute("LOCK TABLE horsies_tasks IN ACCESS EXCLUSIVE MODE")
-        scene.pause(1.5 * scene.lease)
+        scene.pause(3 * scene.lease)  # long enough for somebody to look for work that was lost
 
 
 def kill_backend(scene: Scene) -> None:

@@ -40,7 +40,8 @@ ON CONFLICT (rate_key) DO UPDATE SET seconds = excluded.seconds, burst = exclude
 SELECT rate_key FROM horsies_rates ORDER BY rate_key;
 
 -- name: prepare_history
-SELECT horsies_prepare_history(7);
+-- Whoever keeps a lease over this connection cannot wait for a lock on the tasks.
+SELECT set_config('lock_timeout', '500ms', true), horsies_prepare_history(7);
 
 -- name: beat
 -- Renew the lease. A late renewal revives it; no row in the answer means that the worker was declared dead. Tells
@@ -72,7 +73,8 @@ SELECT pid FROM pg_stat_activity WHERE pid = ANY (%(sessions)s::int[]);
 DELETE FROM horsies_workers WHERE worker_id = %(worker_id)s;
 
 -- name: lead
-SELECT pg_try_advisory_xact_lock(7240118054);
+-- Nor here, to the end of the transaction: what cannot be rescued now is rescued later.
+SELECT pg_try_advisory_xact_lock(7240118054), set_config('lock_timeout', '500ms', true);
 
 -- name: bury
 -- Declare workers dead whose lease ran out and who were silent for long enough, and forget those that died long ago. Not
