@@ -80,21 +80,26 @@ class History:
     crashes_expected: bool = True
 
 
+def accusations(history: History) -> dict[str, list[str]]:
+    """What went wrong, in words, under each promise; nothing under those that were kept."""
+    facts = _Facts(history)
+    return {
+        "tasks lost": list(facts.lost()),
+        "tasks made up": list(facts.extra()),
+        "overlapping runs": list(facts.overlapping()),
+        "runs after the end": list(facts.run_when_final()),
+        "stale results accepted": list(facts.stale()),
+        "starts beyond the policy": list(facts.too_often()),
+        "false crashes": list(facts.false_crashes()),
+        "limits exceeded": list(facts.over_caps()),
+        "endings changed": list(facts.rewritten()),
+        "orphans": [f"process {pid} has outlived its worker" for pid in history.survivors],
+    }
+
+
 def check(history: History) -> list[str]:
     """What went wrong, in words; nothing when all promises were kept."""
-    facts = _Facts(history)
-    return [
-        *facts.lost(),
-        *facts.extra(),
-        *facts.overlapping(),
-        *facts.run_when_final(),
-        *facts.stale(),
-        *facts.too_often(),
-        *facts.false_crashes(),
-        *facts.over_caps(),
-        *facts.rewritten(),
-        *(f"process {pid} has outlived its worker" for pid in history.survivors),
-    ]
+    return [words for found in accusations(history).values() for words in found]
 
 
 def repeated(history: History) -> int:
@@ -105,6 +110,13 @@ def repeated(history: History) -> int:
         min(retried.get(number, 0), sum(run.ended is not None for run in runs[:-1]))
         for number, runs in facts.runs.items()
     )
+
+
+def unrecorded(history: History) -> int:
+    """How many tasks came to their end and were taken for lost all the same."""
+    runs = _Facts(history).runs
+    lost = [row.number for row in history.rows if row.error_code == CRASHED and row.number in runs]
+    return sum(runs[number][-1].ended is not None for number in lost)
 
 
 def held_over(history: History) -> int:

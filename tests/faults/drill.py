@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tests.e2e.observing import is_alive
-from tests.faults.checker import History, check, held_over, repeated
+from tests.faults.checker import History, accusations, held_over, repeated, unrecorded
 from tests.faults.scene import ROOT, Plan, Scene, Watch
 from tests.faults.testimony import Run, read_runs, read_sends
 from tests.faults.workload import NARROW, POLICIES, VARIABLE, Setup
@@ -35,7 +35,10 @@ class Verdict:
     completed: int
     failed: int
     repeated: int
+    unrecorded: int
     held_over: int
+    harmed: int  # tasks that crashed beyond one for each process that was killed
+    broken: dict[str, int]  # how many violations of each promise
     kills: int
     strikes: int
     resolved: int  # sends that failed and were then acknowledged
@@ -68,7 +71,7 @@ def run(folder: Path, database_url: str, plan: Plan, fault: Fault, times: int = 
             scene.hire(ready=False)
         for worker in scene.workers:
             worker.wait_until_ready()
-        with Watch(folder, database_url) as watch:
+        with Watch(folder, database_url, plan.watch_seconds) as watch:
             scene.start_producers()
             scene.strike(fault, times)
             violations = _come_to_rest(scene)
@@ -84,6 +87,8 @@ def _env(folder: Path, database_url: str, plan: Plan) -> dict[str, str]:
         task_ms=plan.task_ms,
         session_url=None if plan.pooler_url is None else database_url,
         clock_seconds=plan.clock_seconds,
+        mix=plan.mix,
+        batch=plan.batch,
     )
     return {
         **os.environ,
@@ -113,17 +118,22 @@ def _come_to_rest(scene: Scene) -> list[str]:
 
 def _verdict(scene: Scene, watch: Watch, violations: list[str]) -> Verdict:
     history = _history(scene, watch)
+    accused = accusations(history)
+    found = [*violations, *(words for found in accused.values() for words in found)]
     sends, runs, rows = history.sends, sorted(history.runs, key=lambda run: run.began), history.rows
     span = (runs[-1].began - runs[0].began) / 1e9 if runs else 0.0
     return Verdict(
         seed=scene.plan.seed,
-        violations=[*violations, *check(history), *map(str, ailments(scene.url))],
+        violations=[*found, *map(str, ailments(scene.url))],
         sent=len(sends),
         acknowledged=sum(send.acknowledged is not None for send in sends),
         completed=sum(row.status == "COMPLETED" for row in rows),
         failed=sum(row.status == "FAILED" for row in rows),
         repeated=repeated(history),
+        unrecorded=unrecorded(history),
         held_over=held_over(history),
+        harmed=max(0, sum(row.crash_count for row in rows) - scene.kills),
+        broken={promise: len(found) for promise, found in accused.items()},
         kills=scene.kills,
         strikes=len(scene.strikes),
         resolved=sum(send.failures > 0 and send.acknowledged is not None for send in sends),

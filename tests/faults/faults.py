@@ -32,6 +32,12 @@ def kill_worker(scene: Scene) -> None:
     scene.hire(ready=False)
 
 
+def kill_all_processes(scene: Scene) -> None:
+    """As when a machine loses power."""
+    scene.kill(scene.any_worker(), whole=True)
+    scene.hire(ready=False)
+
+
 def kill_child(scene: Scene) -> None:
     scene.kill_child(scene.any_worker())
 
@@ -204,6 +210,16 @@ def lose_replies_to_producers(scene: Scene) -> None:
 def lose_replies_to_workers(scene: Scene) -> None:
     """Tasks are claimed, started and ended, and their worker never hears of it."""
     _lose_replies(scene, scene.worker_proxies, 0.05)
+
+
+def lose_many_replies(count: int, scene: Scene, *, of_producers: bool) -> None:
+    """Half of all replies are lost until so many have been."""
+    proxies = [proxy for proxy in (scene.producer_proxy,) if proxy] if of_producers else scene.worker_proxies
+    for proxy in proxies:
+        proxy.lose_replies(0.5, scene.random)
+    eventually(lambda: sum(proxy.lost for proxy in proxies) >= count, 300, f"{count} replies being lost")
+    for proxy in proxies:
+        proxy.lose_replies(0.0, scene.random)
 
 
 def _lose_replies(scene: Scene, proxies: Sequence[Proxy], share: float) -> None:

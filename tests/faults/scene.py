@@ -26,12 +26,12 @@ from horsies.config import DEFAULT_CLAIM_LEASE_MS
 from tests.e2e.observing import children, descendants, is_alive
 from tests.faults.checker import Freeze, Row
 from tests.faults.testimony import PRODUCERS, now, pids
+from tests.faults.workload import MIX
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import RunningWorker
 
 ROOT = Path(__file__).parents[2]
-WATCH_SECONDS = 0.05
 ROWS = (
     "SELECT id::text, task_name, status, kwargs, result, error_code, claim_seq, crash_count, terminal_at"
     " FROM horsies_tasks"
@@ -57,17 +57,21 @@ class Plan:
     clock_seconds: float = 0.0
     crashes: bool = True  # whether the fault may cost running tasks their process
     env: tuple[tuple[str, str], ...] = ()
+    mix: tuple[str, ...] = MIX
+    batch: int = 1
+    watch_seconds: float = 0.05
 
 
 class Watch:
     """Notes who is alive and which rows are final, again and again, from a thread of its own."""
 
-    def __init__(self, folder: Path, database_url: str) -> None:
+    def __init__(self, folder: Path, database_url: str, seconds: float) -> None:
         self.alive: dict[int, int] = {}
         self.seen: dict[str, tuple[int, Row]] = {}
         self._dead: set[int] = set()
         self._folder = folder
         self._url = database_url
+        self._seconds = seconds
         self._latest: Any = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch")
@@ -83,11 +87,11 @@ class Watch:
     def _watch(self) -> None:
         while not self._over.is_set():
             with suppress(psycopg.Error), psycopg.connect(self._url, autocommit=True) as connection:
-                while not self._over.wait(WATCH_SECONDS):
+                while not self._over.wait(self._seconds):
                     self._look_at_processes()
                     self._look_at_rows(connection)
             self._look_at_processes()
-            self._over.wait(WATCH_SECONDS)
+            self._over.wait(self._seconds)
 
     def _look_at_processes(self) -> None:
         for pid in pids(self._folder) - self._dead:
@@ -256,9 +260,12 @@ class Scene:
     def any_worker(self) -> RunningWorker:
         return self.random.choice(self.workers)
 
-    def kill(self, worker: RunningWorker) -> None:
-        self.note_processes(worker)
+    def kill(self, worker: RunningWorker, *, whole: bool = False) -> None:
+        """Kill a worker; as a whole, as when its machine loses power, its children can do nothing more, either."""
+        below = self.note_processes(worker)
         worker.signal(signal.SIGKILL)
+        for pid in below if whole else ():
+            _signal(pid, signal.SIGKILL)
         worker.wait()
         self._leave(worker)
         self.kills += 1
