@@ -93,7 +93,7 @@ def hold_back_vacuum(scene: Scene) -> None:
     with psycopg.connect(scene.url) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT count(*) FROM horsies_tasks")
-        scene.pause(scene.plan.seconds)
+        scene.pause(min(scene.plan.seconds, 5.0))
         scene.execute("VACUUM horsies_tasks_live")
 
 
@@ -225,7 +225,7 @@ def lose_many_replies(count: int, scene: Scene, *, of_producers: bool) -> None:
 def _lose_replies(scene: Scene, proxies: Sequence[Proxy], share: float) -> None:
     for proxy in proxies:
         proxy.lose_replies(share, scene.random)
-    scene.pause(min(scene.plan.seconds, 10.0))
+    scene.pause(min(scene.plan.seconds, 5.0))
     for proxy in proxies:
         proxy.lose_replies(0.0, scene.random)
 
@@ -242,7 +242,7 @@ def deafen_listeners(scene: Scene) -> None:
     """The connections that listen are open, and nothing comes over them."""
     for proxy in scene.worker_proxies:
         proxy.deaf = "horsies-listener"
-    scene.pause(scene.plan.seconds)
+    scene.pause(min(scene.plan.seconds, 5.0))
     for proxy in scene.worker_proxies:
         proxy.deaf = ""
 

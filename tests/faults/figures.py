@@ -15,7 +15,7 @@ from tests.faults.scene import Scene
 Lines = list[tuple[str, str]]
 Settings = dict[str, Any]
 
-LOAD = 0.6
+LOAD, BULK_LOAD = 0.6, 0.8
 CHAPTER_SENDS = 50_000
 CHAPTER_SECONDS = 300.0
 SOAK_FAULT_EVERY_SECONDS = 45.0
@@ -32,7 +32,7 @@ BULK: Settings = {
 # So that a kill finds tasks at work, and nothing waits in line.
 SLOW: Settings = {"sends": 100, "task_ms": 400}
 # Tasks of 20 ms on average, all but one kind of which are run again when they are lost.
-SHORT: Settings = {"task_ms": 40, "mix": ("plain", "repeatable", "beside"), "narrow_cap": None}
+SHORT: Settings = {"batch": 10, "task_ms": 40, "mix": ("plain", "repeatable", "beside"), "narrow_cap": None}
 
 
 def deaths(place: Place) -> Lines:
@@ -62,7 +62,7 @@ def crashes(place: Place) -> Lines:
 def kills(place: Place, count: int) -> Lines:
     """What becomes of finished work when its worker is killed: a kill about every second, and another one is hired."""
     verdict = place.drill(
-        faults.kill_worker, count, sends=20 * count, seconds=1.3 * count, workers=3, **SHORT
+        faults.kill_worker, count, sends=200 * count, seconds=1.3 * count, workers=3, **SHORT
     )
     return [
         ("finished tasks repeated per 100 kills of a worker", _per_100(verdict.repeated, verdict)),
@@ -103,7 +103,7 @@ def _resolved(verdict: Verdict) -> str:
 
 def volume(place: Place, sends: int) -> Lines:
     """So many sends under fault after fault, in chapters, each checked by itself."""
-    rate = LOAD * _pace(place, **BULK)
+    rate = BULK_LOAD * _pace(place, **BULK)
     verdicts: list[Verdict] = []
     while (left := sends - sum(verdict.acknowledged for verdict in verdicts)) > 0:
         share = min(left, CHAPTER_SENDS)
@@ -145,7 +145,7 @@ def soak(place: Place, minutes: float) -> Lines:
 def _pace(place: Place, **settings: Any) -> float:
     """What these workers can do in a second."""
     pace = place.drill(faults.nothing, sends=6_000, seconds=1.0, **settings).per_second
-    print(f"{pace:.0f} tasks/s are possible here, {LOAD:.0%} of that are sent", flush=True)
+    print(f"{pace:.0f} tasks/s are possible here", flush=True)
     return pace
 
 
