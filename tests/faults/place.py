@@ -55,10 +55,15 @@ class Place:
 @contextmanager
 def place(seed: int) -> Generator[Place]:
     """A server that writes everything to the disk, as it should."""
-    with tempfile.TemporaryDirectory(prefix="horsies-faults-") as folder:
-        Path(folder).chmod(0o755)
-        server = OwnServer(Path(folder) / "server", fsync="on")
-        try:
-            yield Place(server, Path(folder), seed)
-        finally:
-            server.remove()
+    folder = Path(tempfile.mkdtemp(prefix="horsies-faults-"))
+    folder.chmod(0o755)
+    server = OwnServer(folder / "server", fsync="on")
+    here = Place(server, folder, seed)
+    try:
+        yield here
+    finally:
+        server.remove()
+        if here.broken:
+            print(f"what was said and logged is in {folder}")
+        else:
+            shutil.rmtree(folder)

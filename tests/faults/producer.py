@@ -54,7 +54,7 @@ def send_many(witness: Witness, random: Random, numbers: range) -> None:
     witness.say("send", number=numbers[0], count=len(numbers), task=task.name)
     result = task.send_many([(number,) for number in numbers])
     if is_err(result):
-        time.sleep(random.uniform(0.01, 0.1))
+        time.sleep(random.uniform(0.2, 0.6))
         return
     witness.say("acknowledged", number=numbers[0], ids=[handle.task_id for handle in result.ok_value])
 

@@ -40,6 +40,7 @@ def _strikes(*cases: tuple[Fault, int, dict[str, Any] | None]) -> pytest.MarkDec
 
 @_strikes(
     (faults.kill_worker, 2, None),
+    (faults.kill_all_processes, 2, AHEAD),
     (faults.kill_child, 12, None),
     (faults.freeze_parent, 1, None),
     (faults.freeze_all_processes, 1, None),

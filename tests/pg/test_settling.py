@@ -242,6 +242,26 @@ def test_release_gives_back_all_but_what_is_named(hire: Callable[[], Hands], add
     assert ours.complete([kept]) == 1
 
 
+def test_a_task_that_was_given_twice_is_kept_only_by_its_latest_number(
+    add: Add, hands: Hands, db: Db
+) -> None:
+    add.send(1).unwrap()
+    old = hands.run_next()
+    hands.fail(old, delay_seconds=0)
+    hands.run_next()  # as if the reply had been lost
+
+    assert hands.release(keep=old) == 1
+    assert task(db)["status"] == "PENDING"
+
+
+def test_a_failure_that_is_said_twice_counts_once(add: Add, hands: Hands, db: Db) -> None:
+    handle = add.send(1).unwrap()
+
+    assert hands.fail(2 * hands.run_next(), delay_seconds=0) == {handle.task_id: True}
+
+    assert (task(db)["retry_count"], len(attempts(db))) == (1, 1)
+
+
 def test_only_what_was_never_started_is_unclaimed(add: Add, hands: Hands, db: Db) -> None:
     add.send_many([(n,) for n in range(2)]).unwrap()
     started, waiting = hands.claim(pids=[1])
