@@ -447,8 +447,9 @@ class ChildPool:
                 self._children.pop(child.pid, None)
                 self._leaving.discard(child)
                 self._dying.add(child)  # until all that it has said is read
-                child.is_condemned = True
                 kill_group(child.pid)
+        for child in self._dying:
+            child.is_condemned = True
         self.load -= len(self._homeless)
         self._homeless.clear()
         self._hooks.let_go()

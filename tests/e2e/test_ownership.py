@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -103,8 +105,49 @@ async def _kill_and_renew(settings: ChildSettings, path: Path) -> list[str]:
     return seen[1:]  # the first one says that there was nothing else to let go of
 
 
+def test_what_a_dead_child_had_not_begun_is_let_go_of_with_all_the_rest(
+    settings: ChildSettings, workplace: Workplace
+) -> None:
+    path = workplace.folder / "ran"
+    assert asyncio.run(_die_and_renew(settings, path)) == ["crashed", "let go"]
+    assert not path.exists()
+
+
+async def _die_and_renew(settings: ChildSettings, path: Path) -> list[str]:
+    """The same when the child has died by itself before, and it is not known yet how."""
+    seen, launcher = list[str](), _SlowLauncher(settings)
+    async with _pool(settings, seen, launcher) as pool:
+        pool.depth = 2
+        (pid, _) = pool.free(2)
+        pool.submit([_claimed(path, pid)._replace(task_name="hang"), _claimed(path, pid)])
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while pool.at_work:
+                await asyncio.sleep(0.01)
+            pool.kill_running()
+            pool.renew(time.monotonic() + 60)
+            launcher.knows.set()
+            while pool.load or not pool.idle():
+                await asyncio.sleep(0.01)
+    return seen[1:]
+
+
+class _SlowLauncher(SpawnLauncher):
+    """Takes its time to find out how a child ended."""
+
+    def __init__(self, settings: ChildSettings) -> None:
+        super().__init__(settings)
+        self.knows = asyncio.Event()
+
+    async def exit_status(self, pid: int) -> int | None:
+        await self.knows.wait()
+        return await super().exit_status(pid)
+
+
 @asynccontextmanager
-async def _pool(settings: ChildSettings, seen: list[str]) -> AsyncGenerator[ChildPool]:
+async def _pool(
+    settings: ChildSettings, seen: list[str], launcher: SpawnLauncher | None = None
+) -> AsyncGenerator[ChildPool]:
     """One serial child; what is said of its calls goes into the list."""
     hooks = Hooks(
         ended=lambda _task, _outcome: seen.append("ended"),
@@ -113,7 +156,7 @@ async def _pool(settings: ChildSettings, seen: list[str]) -> AsyncGenerator[Chil
         came_free=lambda: None,
         let_go=lambda: seen.append("let go"),
     )
-    launcher = SpawnLauncher(settings)
+    launcher = launcher or SpawnLauncher(settings)
     pool = ChildPool(Shape(ChildKind.SERIAL, 1), launcher, hooks, None)
     try:
         await pool.start()
