@@ -342,15 +342,15 @@ class Engine:
             self._capacity.unreserve(rooms)
         if ask.worker_id != self.owner.worker_id or not self._named.is_set():
             return  # we were declared dead meanwhile, and what was claimed in that name is not ours
-        now = time.monotonic()
-        if now - began > SLOW_SECONDS and now > self._refresh_at:
-            self._refresh_at = now + REFRESH_SECONDS
-            await tasks.refresh(connection)
+        now = time.monotonic()  # and nothing is awaited until what was claimed is in hand: it is ours now
         if caps:
             self._caps.claimed(caps, [task for task in claimed if task.pid is not None])
         if limit:
             self._claimer.claimed(claimed, now - began, now)
             self._take(claimed, rooms, now)
+        if now - began > SLOW_SECONDS and now > self._refresh_at:
+            self._refresh_at = now + REFRESH_SECONDS
+            await tasks.refresh(connection)
         if ended < len(completed):
             await self._count_stale(connection, [task.id for task in completed])
 
