@@ -10,6 +10,9 @@ USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/docs tests/faults/test_checker.py
 # How long a soak lasts.
 SOAK_MINUTES ?= 60
+# How much larger the fault drills are than in CI, and how much is sent in the end.
+FAULTS_SCALE ?= 3
+FAULTS_SENDS ?= 1000000
 
 .PHONY: help demo test lint types bench faults soak clean
 .DEFAULT_GOAL := help
@@ -42,8 +45,9 @@ bench: $(VENV)/.develops
 	$(BIN)/python -m bench
 
 faults: $(VENV)/.develops
-	FAULTS_SCALE=5 $(BIN)/pytest -n 2 tests/faults
+	FAULTS_SCALE=$(FAULTS_SCALE) $(BIN)/pytest -n 2 tests/faults
 	$(BIN)/python -m tests.faults
+	$(BIN)/python -m tests.faults --sends $(FAULTS_SENDS)
 
 soak: $(VENV)/.develops
 	$(BIN)/python -m tests.faults --soak $(SOAK_MINUTES)

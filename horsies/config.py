@@ -210,6 +210,7 @@ class RetentionConfig:
     terminal_record_retention_hours: int | None = bounded(720, 1, or_none=True)
     worker_state_retention_hours: int | None = bounded(168, 1, or_none=True)
     heartbeat_retention_hours: int | None = bounded(24, 1, or_none=True)
+    result_retention_hours: int | None = bounded(None, 1)
     queue_retention: Mapping[str, timedelta | None] = field(default_factory=dict[str, timedelta | None])
     paused_workflow_auto_cancel_after: timedelta | None = None
     retention_sweep_interval_s: int = bounded(300, 1)

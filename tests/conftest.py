@@ -17,8 +17,8 @@ import pytest
 from psycopg import sql
 
 from horsies import PostgresConfig, embedded
-from horsies.storage.doctor import INVARIANTS, Terms, findings, question
 from horsies.storage.migrate import migrate
+from tests.support.soundness import ailments
 from tests.support.workers import Workplace
 
 HOME_VARIABLE = "HORSIES_TEST_SERVER_HOME"
@@ -79,7 +79,7 @@ def database_url(server_url: str, template: str, request: pytest.FixtureRequest)
     with _database(server_url, template) as url:
         yield url
         if request.node.get_closest_marker("breaks_invariants") is None:
-            _assert_sound(url)
+            assert ailments(url) == []
 
 
 @pytest.fixture
@@ -100,12 +100,6 @@ def _database(server_url: str, template: str) -> Iterator[str]:
             yield _named(server_url, name)
         finally:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-def _assert_sound(url: str) -> None:
-    with psycopg.connect(url, autocommit=True, options="-c statement_timeout=10s") as connection:
-        rows = connection.execute(question(INVARIANTS), Terms()._asdict()).fetchall()
-    assert findings(INVARIANTS, rows) == []
 
 
 def _named(url: str, database: str) -> str:

@@ -15,7 +15,9 @@ from horsies.cli.check import check
 from horsies.cli.db import db
 from horsies.cli.demo import demo
 from horsies.cli.doctor import doctor
+from horsies.cli.inspect import failed, info, show, tasks, why
 from horsies.cli.migrate import migrate
+from horsies.cli.operate import purge, requeue, resume, suspend
 from horsies.cli.report import report
 from horsies.cli.scheduler import scheduler
 from horsies.cli.schedules import schedules
@@ -72,7 +74,10 @@ def horsies(context: click.Context) -> None:
         context.exit(1)
 
 
-for _command in (worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db):
+for _command in (
+    worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db, info, tasks, show, failed, why, requeue, suspend,
+    resume, purge,
+):  # fmt: skip
     horsies.add_command(_command)
 
 

@@ -23,8 +23,9 @@ END $$;
 
 REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
-              horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state, horsies_schema_version,
-              horsies_workflows, horsies_workflow_tasks, horsies_workflow_results
+              horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
+              horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
+              horsies_schema_version
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only, and reads what became of them. Whoever waits for a task marks it, so that
@@ -54,6 +55,7 @@ GRANT UPDATE (status, claim_seq, claimed_by_worker_id, claimed_at, claim_expires
               worker_hostname, worker_process_name)
    ON horsies_tasks_live TO horsies_worker;
 GRANT INSERT ON horsies_attempts TO horsies_worker;
+GRANT SELECT ON horsies_suspensions TO horsies_worker;
 GRANT SELECT, DELETE, INSERT (worker_id, hostname, pid, processes, queues, lease_expires_at),
       UPDATE (lease_expires_at, last_beat_at, dead_at, state, waiting, waiting_async)
    ON horsies_workers TO horsies_worker;
@@ -62,8 +64,12 @@ GRANT SELECT, INSERT, UPDATE (seconds, burst, spent_until) ON horsies_rates TO h
 GRANT INSERT, UPDATE ON horsies_task_definitions TO horsies_worker;
 -- To delete rows that nobody else is about to delete, it locks them, which is an UPDATE right. Their ids cannot be set.
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON horsies_worker_states, horsies_heartbeats TO horsies_worker;
-GRANT EXECUTE ON FUNCTION horsies_prepare_history, horsies_refresh_statistics TO horsies_worker;
+-- It lets go of what is old.
+GRANT SELECT, DELETE, UPDATE (result) ON horsies_tasks_history TO horsies_worker;
+GRANT SELECT, DELETE ON horsies_attempts, horsies_idempotency_keys, horsies_actions TO horsies_worker;
+GRANT EXECUTE ON FUNCTION horsies_prepare_history, horsies_drop_history, horsies_refresh_statistics TO horsies_worker;
 -- Whoever ends a task moves its workflow on.
+GRANT DELETE ON horsies_workflows, horsies_workflow_tasks TO horsies_worker;
 GRANT UPDATE (status, started_at, completed_at, deadline_at, open_tasks, result, error)
    ON horsies_workflows TO horsies_worker;
 GRANT UPDATE (status, task_id, sub_workflow_id, due_at, started_at, completed_at, open_deps, completed_deps, failed_deps,
@@ -79,17 +85,23 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON horsies_schedule_state TO horsies_schedu
 -- A viewer reads everything, arguments and results too, and writes nothing.
 GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
-                horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state, horsies_schema_version,
-                horsies_workflows, horsies_workflow_tasks, horsies_workflow_results
+                horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
+                horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
+                horsies_schema_version
    TO horsies_viewer;
 
--- An operator cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules and
--- deletes them.
+-- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules
+-- and deletes them. To send through what nobody else is about to, it locks the rows, which is an UPDATE right.
 GRANT horsies_viewer TO horsies_operator;
 GRANT UPDATE (live, status, claim_seq, retry_count, crash_count, enqueued_at, next_retry_at, claimed_by_worker_id,
               claimed_at, claim_expires_at, started_at, completed_at, failed_at, terminal_at, result, error_code,
-              failed_reason)
+              failed_reason, earlier_attempts, good_until)
    ON horsies_tasks TO horsies_operator;
+GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
+GRANT INSERT ON horsies_attempts TO horsies_operator;
+GRANT SELECT, INSERT (queue_name, suspended_by), DELETE ON horsies_suspensions TO horsies_operator;
+GRANT INSERT (actor, action, subject, tasks) ON horsies_actions TO horsies_operator;
+GRANT EXECUTE ON FUNCTION horsies_queue_channel TO horsies_operator;
 GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys TO horsies_operator;
 GRANT DELETE, UPDATE (paused_at, next_run_at, error, error_at, updated_at) ON horsies_schedule_state
    TO horsies_operator;

@@ -283,9 +283,10 @@ async def fail(connection: Connection, failures: Sequence[Failure]) -> dict[str,
     return {row[0]: row[1] for row in await cursor.fetchall()}
 
 
-async def release(connection: Connection, worker_id: UUID, keep: Iterable[str]) -> int:
-    """Give back everything this worker holds but the tasks named."""
-    cursor = await connection.execute(SQL["release"], {"worker_id": worker_id, "keep": list(keep)})
+async def release(connection: Connection, worker_id: UUID, keep: Iterable[tuple[str, int]]) -> int:
+    """Give back everything this worker holds but the tasks named, each by its id and `claim_seq`."""
+    held = [{"id": task_id, "claim_seq": claim_seq} for task_id, claim_seq in keep]
+    cursor = await connection.execute(SQL["release"], {"worker_id": worker_id, "keep": as_json(held)})
     return cursor.rowcount
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from horsies.storage import operations
 from horsies.storage.database import Connection
 from horsies.storage.statements import statements
 from horsies.storage.tasks import Claimed, as_json
@@ -48,12 +49,20 @@ class Orphan(NamedTuple):
     was_started: bool
 
 
+class Standing(NamedTuple):
+    """What holds in the cluster when a worker registers: its rate limits, and the queues that are suspended."""
+
+    rates: list[str]
+    suspended: list[str]
+
+
 class Beat(NamedTuple):
     """What a worker learns when it renews its lease."""
 
     is_alive: bool
-    others_are_late: bool
-    leads: bool
+    others_are_late: bool = False
+    leads: bool = False
+    suspended: Sequence[str] = ()
 
 
 class Rules(NamedTuple):
@@ -71,16 +80,17 @@ class Rules(NamedTuple):
 
 async def register(
     connection: Connection, worker: Registration, definitions: Sequence[Definition]
-) -> list[str]:
-    """Make a worker known, with the tasks that it knows; gives back the rate limits that the cluster has."""
+) -> Standing:
+    """Make a worker known, with the tasks that it knows."""
     rows = as_json(definitions)
     async with connection.transaction():
         await connection.execute(SQL["register"], worker._asdict())
         await connection.execute(SQL["define"], {"rows": rows})
         await connection.execute(SQL["limit_rates"], {"rows": rows})
         rates = await (await connection.execute(SQL["rates"])).fetchall()
+        suspended = await operations.suspensions(connection)
     await prepare_history(connection)
-    return [row[0] for row in rates]
+    return Standing([row[0] for row in rates], suspended)
 
 
 async def prepare_history(connection: Connection) -> None:
@@ -91,7 +101,7 @@ async def prepare_history(connection: Connection) -> None:
 async def beat(connection: Connection, worker_id: UUID, state: str, lease_seconds: float) -> Beat:
     values = {"worker_id": worker_id, "state": state, "lease_seconds": lease_seconds}
     row = await (await connection.execute(SQL["beat"], values)).fetchone()
-    return Beat(False, False, False) if row is None else Beat(True, *row)
+    return Beat(is_alive=False) if row is None else Beat(True, *row)
 
 
 async def wait(

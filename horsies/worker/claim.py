@@ -16,6 +16,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from horsies.config import CustomQueueConfig
+from horsies.storage.operations import ALL_QUEUES
 from horsies.storage.tasks import NO_LIMIT, Ask, Cap, Claimed, Line, Room
 
 # A claim from the beginning may cost this share of the time between two of them, within these bounds.
@@ -106,20 +107,40 @@ class Claimer:
         self._rewind_at = 0.0
         self._passes = 0
         self._rewound = True
+        self._suspended: frozenset[str] = frozenset()
         self.limit_rates([])
 
     def limit_rates(self, rates: Sequence[str]) -> None:
         """From now on, these rate limits have lines of their own in every queue."""
         self.rates = list(rates)
-        self._levels = [
+        self._line_up()
+
+    def suspend(self, queues: Iterable[str]) -> bool:
+        """From now on, these queues and no others are left alone; whether that is new."""
+        suspended = frozenset(queues)
+        if suspended == self._suspended:
+            return False
+        self._suspended = suspended
+        self._line_up()
+        return True
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether there is nothing left to claim from."""
+        return bool(self._suspended) and not self._levels
+
+    def _line_up(self) -> None:
+        levels = [
             [
                 Source(pool, queue, is_async, rate_key)
                 for queue in queues
+                if not self._suspended & {queue, ALL_QUEUES}
                 for is_async, pool in self._pool_of.items()
-                for rate_key in ("", *rates)
+                for rate_key in ("", *self.rates)
             ]
             for queues in self._queues
         ]
+        self._levels = [level for level in levels if level]
 
     def ask(self, owner: Owner, rooms: list[Room], ceiling: int, caps: list[Cap], now: float) -> Ask:
         """What to ask the database for: at most `ceiling` tasks, as far as the pools have room for them."""

@@ -144,6 +144,14 @@ class Engine:
         """These rate limits are known to the cluster."""
         self._claimer.limit_rates(rates)
 
+    def suspend(self, queues: Sequence[str]) -> None:
+        """From these queues nothing is claimed; what was claimed and not started goes back."""
+        if not self._claimer.suspend(queues):
+            return
+        self._prefetched.clear()
+        self._unsure = True
+        self.look_again()
+
     def recount(self) -> None:
         """What was held without having begun has been let go of, and goes back."""
         self._unsure = True
@@ -177,6 +185,8 @@ class Engine:
         """What others see of it."""
         if self._stopping:
             return WorkerState.DRAINING
+        if self._claimer.is_suspended:
+            return WorkerState.SUSPENDED
         return WorkerState.BUSY if self.load else WorkerState.IDLE
 
     @property
@@ -335,15 +345,15 @@ class Engine:
             self._capacity.unreserve(rooms)
         if ask.worker_id != self.owner.worker_id or not self._named.is_set():
             return  # we were declared dead meanwhile, and what was claimed in that name is not ours
-        now = time.monotonic()
-        if now - began > SLOW_SECONDS and now > self._refresh_at:
-            self._refresh_at = now + REFRESH_SECONDS
-            await tasks.refresh(connection)
+        now = time.monotonic()  # and nothing is awaited until what was claimed is in hand: it is ours now
         if caps:
             self._caps.claimed(caps, [task for task in claimed if task.pid is not None])
         if limit:
             self._claimer.claimed(claimed, now - began, now)
             self._take(claimed, rooms, now)
+        if now - began > SLOW_SECONDS and now > self._refresh_at:
+            self._refresh_at = now + REFRESH_SECONDS
+            await tasks.refresh(connection)
         if ended < len(completed):
             await self._count_stale(connection, [task.id for task in completed])
 
@@ -416,6 +426,7 @@ class Engine:
         if not chosen:
             return
         pids = pids[: len(chosen)]
+        owner = self.owner
         plain.reserve(pids)
         try:
             ours = await tasks.start(
@@ -426,7 +437,7 @@ class Engine:
             raise
         finally:
             plain.unreserve(pids)
-        if not self._prefetched:
+        if not self._prefetched or self.owner is not owner:
             return  # we stop, or were declared dead: all that was prefetched goes back or is gone
         for _ in chosen:
             self._prefetched.popleft()
@@ -462,8 +473,8 @@ class Engine:
     async def _give_back(self, connection: Connection) -> None:
         """Everything in our name that we do not hold: unstarted when we stop, or claimed by a reply that was lost."""
         await self._helper_idle.wait()  # what it ends and claims right now is in nobody's hands
-        held = [task.id for task in (*self._capacity.running, *self._prefetched)]
-        held += [ended.id for ended in (*self.settler.completed, *self.settler.failed)]
+        held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
+        held += [(ended.id, ended.claim_seq) for ended in (*self.settler.completed, *self.settler.failed)]
         if self._doubtful:
             self._doubtful = await workers.living(connection, self._doubtful)
             self._doubt_at = time.monotonic() + DOUBT_SECONDS

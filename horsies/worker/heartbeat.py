@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from random import random
 
 from horsies.config import AppConfig, PostgresConfig
@@ -26,7 +27,7 @@ logger = logging.getLogger("horsies.worker")
 class Heartbeat:
     """Renews the lease of whoever owns now; tells until when it holds at least, on our own clock.
 
-    `disowned` is awaited when that owner has been declared dead.
+    `suspended` is told which queues are, and `disowned` is awaited when that owner has been declared dead.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Heartbeat:
         owner: Callable[[], Owner],
         state: Callable[[], str],
         renewed: Callable[[float], None],
+        suspended: Callable[[Sequence[str]], None],
         disowned: Callable[[Connection], Awaitable[None]],
     ) -> None:
         self._postgres = postgres
@@ -49,6 +51,9 @@ class Heartbeat:
         self._owner = owner
         self._state = state
         self._renewed = renewed
+        self._suspended = suspended
+        self._hurry = asyncio.Event()
+        self.leads = False  # whether we clean up for all
         self._disowned = disowned
 
     async def run(self) -> None:
@@ -59,13 +64,23 @@ class Heartbeat:
                     while True:
                         await self._beat(connection)
                         attempt = 0
-                        await asyncio.sleep(self._interval)
+                        await self._pause()
             except TRANSIENT as error:
                 logger.warning("cannot renew the lease (%s), trying again", type(error).__name__)
             # Never so long that the lease runs out only because we waited.
             cap_ms = int(self._owner().lease_seconds * 1000 / 4)
             await asyncio.sleep(backoff(attempt, 100, cap_ms, random()))
             attempt += 1
+
+    def beat_now(self) -> None:
+        """Something may have changed that a beat tells."""
+        self._hurry.set()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._interval):
+                await self._hurry.wait()
+        self._hurry.clear()
 
     async def _beat(self, connection: Connection) -> None:
         owner = self._owner()
@@ -76,6 +91,8 @@ class Heartbeat:
             await self._disowned(connection)
             return
         self._renewed(asked_at + owner.lease_seconds)
+        self._suspended(answer.suspended)
+        self.leads = answer.leads
         if not self._was_present(owner.lease_seconds) or not answer.leads:
             return
         if answer.others_are_late or time.monotonic() - self._checked_at > self._check_interval:

@@ -34,6 +34,7 @@ class Child:
     overdue: set[int] = field(default_factory=set[int])
     blocked_by: int | None = None
     is_garbled: bool = False
+    is_condemned: bool = False  # ended from here, with everything that it holds
     recall_alarm: asyncio.TimerHandle | None = None
 
     def is_held_up(self, now: float) -> bool:

@@ -43,6 +43,7 @@ class Hooks:
     crashed: Callable[[Claimed, str], None]
     timed_out: Callable[[Claimed, int], None]
     came_free: Callable[[], None]
+    let_go: Callable[[], None]  # of calls that had not begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +294,14 @@ class ChildPool:
         return claimed
 
     def _take_back(self, child: Child, tickets: Sequence[int]) -> None:
-        calls = [child.pop(ticket) for ticket in tickets]
+        self._rehouse(child, [child.pop(ticket) for ticket in tickets])
+
+    def _rehouse(self, child: Child, calls: Sequence[Claimed]) -> None:
+        """Calls that a child has not begun go to another one, unless we have let go of all that it holds."""
+        if child.is_condemned:
+            self.load -= len(calls)
+            self._hooks.let_go()
+            return
         self._homeless.extendleft(reversed(calls))
         self._house()
 
@@ -405,8 +413,7 @@ class ChildPool:
                 self._hooks.timed_out(call, self._limit_ms(call) or 0)
             else:
                 self._hooks.crashed(call, why)
-        self._homeless.extendleft(reversed(untouched))
-        self._house()
+        self._rehouse(child, untouched)
 
     async def _launch(self) -> None:
         await self._launcher.ready()
@@ -437,9 +444,15 @@ class ChildPool:
         """End every child that runs a call: those are reported as crashed. What none has begun is no longer held."""
         for child in (*self._children.values(), *self._leaving):
             if child.calls:
+                self._children.pop(child.pid, None)
+                self._leaving.discard(child)
+                self._dying.add(child)  # until all that it has said is read
                 kill_group(child.pid)
+        for child in self._dying:
+            child.is_condemned = True
         self.load -= len(self._homeless)
         self._homeless.clear()
+        self._hooks.let_go()
 
     async def close(self) -> None:
         """End all children, whatever they do."""

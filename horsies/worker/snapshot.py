@@ -25,7 +25,6 @@ from horsies.worker.capacity import Limits
 logger = logging.getLogger("horsies.worker")
 
 MAX_TASK_IDS = 100
-MAX_PRUNES = 10  # batches at a time; the rest of a backlog waits for the next time
 _MB = 1_048_576
 
 
@@ -68,10 +67,9 @@ class Due:
 
     snapshot: bool
     lasting: Sequence[Claimed]  # the tasks that have been running since the last beat
-    prune: bool
 
     def __bool__(self) -> bool:
-        return self.snapshot or bool(self.lasting) or self.prune
+        return self.snapshot or bool(self.lasting)
 
 
 def setup_of(config: AppConfig, limits: Limits, queues: Sequence[CustomQueueConfig], slots: int) -> Setup:
@@ -120,10 +118,8 @@ class Agenda:
     def __init__(self, recovery: RecoveryConfig, now: float) -> None:
         self._snapshot_seconds = recovery.worker_state_snapshot_interval_ms / 1000
         self._beat_seconds = recovery.runner_heartbeat_interval_ms / 1000
-        self._prune_seconds = recovery.check_interval_ms / 1000
         self._snapshot_at = now
         self._beat_at = now + self._beat_seconds
-        self._prune_at = now + self._prune_seconds
         self._seen: set[tuple[str, int]] = set()
         self._drains = False
 
@@ -131,12 +127,11 @@ class Agenda:
         return Due(
             self._is_snapshot_due(activity.state, now),
             self._lasting(activity.at_work, now),
-            self._is_prune_due(now),
         )
 
     def pause(self, now: float) -> float:
         """Seconds until something may be due."""
-        return max(0.0, min(self._snapshot_at, self._beat_at, self._prune_at) - now)
+        return max(0.0, min(self._snapshot_at, self._beat_at) - now)
 
     def _is_snapshot_due(self, state: WorkerState, now: float) -> bool:
         """At its time, and when the worker begins to drain."""
@@ -154,12 +149,6 @@ class Agenda:
         self._beat_at = now + self._beat_seconds
         seen, self._seen = self._seen, {(task.id, task.claim_seq) for task in at_work}
         return [task for task in at_work if (task.id, task.claim_seq) in seen]
-
-    def _is_prune_due(self, now: float) -> bool:
-        if now < self._prune_at:
-            return False
-        self._prune_at = now + self._prune_seconds
-        return True
 
 
 class Meter:
@@ -238,10 +227,6 @@ class Snapshots:
             await states.snapshot(connection, snapshot_of(self._setup, activity, usage))
         if pulses := pulses_of(due.lasting, usage):
             await states.pulse(connection, activity.worker_id, pulses)
-        if due.prune:
-            for _ in range(MAX_PRUNES):
-                if not await states.prune(connection, self._config.retention):
-                    break
 
     async def _pause(self, seconds: float) -> None:
         """Until the time is up, or the worker begins to drain; it may have begun while something was written."""

@@ -35,6 +35,7 @@ from horsies.worker.capacity import Limits
 from horsies.worker.claim import Owner
 from horsies.worker.engine import Engine
 from horsies.worker.heartbeat import Heartbeat
+from horsies.worker.janitor import Janitor
 from horsies.worker.launch import Launcher, SpawnLauncher, TemplateLauncher
 from horsies.worker.pool import ChildPool, Hooks, Shape
 from horsies.worker.settings import ChildKind, ChildSettings
@@ -42,6 +43,8 @@ from horsies.worker.snapshot import Activity, Meter, Snapshots, setup_of
 
 logger = logging.getLogger("horsies.worker")
 
+# On this channel operators are heard.
+CONTROL = "horsies_control"
 LAST_SETTLE_SECONDS = 10.0
 # No process outlives its worker for longer.
 MAX_AFTERLIFE_SECONDS = 1.5
@@ -72,6 +75,7 @@ class Worker:
             crashed=lambda task, how: self._engine.crashed(task, how),
             timed_out=lambda task, limit_ms: self._engine.timed_out(task, limit_ms),
             came_free=lambda: self._engine.came_free(),
+            let_go=lambda: self._engine.recount(),
         )
         self._launcher = self._new_launcher()
         self._pools = [
@@ -138,8 +142,9 @@ class Worker:
 
     async def _register(self, connection: Connection, owner: Owner) -> None:
         asked_at = time.monotonic()
-        rates = await workers.register(connection, self._registration(owner), self._definitions())
-        self._engine.limit_rates(rates)
+        standing = await workers.register(connection, self._registration(owner), self._definitions())
+        self._engine.limit_rates(standing.rates)
+        self._engine.suspend(standing.suspended)
         self._renewed(asked_at + self._lease_seconds)
 
     def _renewed(self, valid_until: float) -> None:
@@ -168,12 +173,15 @@ class Worker:
             lambda: self._engine.owner,
             lambda: self._engine.state,
             self._renewed,
+            self._engine.suspend,
             self._disowned,
         )
         listener = Listener(
             postgres,
-            [queue_channel(queue.name) for queue in self._queues],
-            on_notify=lambda _channel, _payload: self._engine.look_again(),
+            [CONTROL, *(queue_channel(queue.name) for queue in self._queues)],
+            on_notify=lambda channel, _payload: (
+                heartbeat.beat_now() if channel == CONTROL else self._engine.look_again()
+            ),
             on_connected=self._engine.look_again,
         )
         listener.start()
@@ -183,7 +191,9 @@ class Worker:
         )
         beating = asyncio.create_task(heartbeat.run(), name="horsies-heartbeat")
         noting = asyncio.create_task(self._snapshots(postgres).run(), name="horsies-snapshots")
-        services = [helper, beating, noting]
+        janitor = Janitor(postgres, self._app.config.retention, lambda: heartbeat.leads)
+        sweeping = asyncio.create_task(janitor.run(), name="horsies-janitor")
+        services = [helper, beating, noting, sweeping]
         if self._scheduler is not None:
             services.append(asyncio.create_task(self._scheduler.run(postgres), name="horsies-scheduler"))
         self._log_start()
@@ -255,7 +265,6 @@ class Worker:
     def _kill_running(self) -> None:
         for pool in self._pools:
             pool.kill_running()
-        self._engine.recount()
 
     async def _resign(self, postgres: PostgresConfig) -> None:
         try:

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.support.soundness import ailments
 from tests.support.workers import Workplace
 
 
@@ -27,6 +28,7 @@ def shared_workplace(
             url = server_url.rpartition("/")[0] + f"/{name}"
             with Workplace(tmp_path_factory.mktemp("workplace"), url) as place:
                 yield place
+            assert ailments(url) == []
         finally:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 

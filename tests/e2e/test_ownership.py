@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,6 +27,11 @@ app = Horsies()
 @app.task("mark")
 def mark(path: str) -> TaskResult[int, TaskError]:
     Path(path).touch()
+    return TaskResult(ok=1)
+
+@app.task("hang")
+def hang(path: str) -> TaskResult[int, TaskError]:
+    time.sleep(60)
     return TaskResult(ok=1)
 
 @app.task("mark_async")
@@ -73,30 +82,103 @@ def test_a_call_handed_in_after_the_lease_runs_when_it_is_renewed(
     assert path.exists()
 
 
-async def _submit_and_renew(settings: ChildSettings, path: Path) -> list[str]:
-    """What becomes of a call that is handed in after the lease ran out, and after it is renewed."""
-    ended, seen = asyncio.Event(), list[str]()
+def test_what_a_killed_child_had_not_begun_is_let_go_of_and_never_run(
+    settings: ChildSettings, workplace: Workplace
+) -> None:
+    path = workplace.folder / "ran"
+    assert asyncio.run(_kill_and_renew(settings, path)) == ["crashed", "let go"]
+    assert not path.exists()
+
+
+async def _kill_and_renew(settings: ChildSettings, path: Path) -> list[str]:
+    """What becomes of two calls that a child holds when all that runs is ended, and the lease is another one's."""
+    seen = list[str]()
+    async with _pool(settings, seen) as pool:
+        pool.depth = 2
+        (pid, _) = pool.free(2)
+        pool.submit([_claimed(path, pid)._replace(task_name="hang"), _claimed(path, pid)])
+        pool.kill_running()
+        pool.renew(time.monotonic() + 60)
+        async with asyncio.timeout(20):
+            while pool.load or not pool.idle():
+                await asyncio.sleep(0.01)
+    return seen[1:]  # the first one says that there was nothing else to let go of
+
+
+def test_what_a_dead_child_had_not_begun_is_let_go_of_with_all_the_rest(
+    settings: ChildSettings, workplace: Workplace
+) -> None:
+    path = workplace.folder / "ran"
+    assert asyncio.run(_die_and_renew(settings, path)) == ["crashed", "let go"]
+    assert not path.exists()
+
+
+async def _die_and_renew(settings: ChildSettings, path: Path) -> list[str]:
+    """The same when the child has died by itself before, and it is not known yet how."""
+    seen, launcher = list[str](), _SlowLauncher(settings)
+    async with _pool(settings, seen, launcher) as pool:
+        pool.depth = 2
+        (pid, _) = pool.free(2)
+        pool.submit([_claimed(path, pid)._replace(task_name="hang"), _claimed(path, pid)])
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while pool.at_work:
+                await asyncio.sleep(0.01)
+            pool.kill_running()
+            pool.renew(time.monotonic() + 60)
+            launcher.knows.set()
+            while pool.load or not pool.idle():
+                await asyncio.sleep(0.01)
+    return seen[1:]
+
+
+class _SlowLauncher(SpawnLauncher):
+    """Takes its time to find out how a child ended."""
+
+    def __init__(self, settings: ChildSettings) -> None:
+        super().__init__(settings)
+        self.knows = asyncio.Event()
+
+    async def exit_status(self, pid: int) -> int | None:
+        await self.knows.wait()
+        return await super().exit_status(pid)
+
+
+@asynccontextmanager
+async def _pool(
+    settings: ChildSettings, seen: list[str], launcher: SpawnLauncher | None = None
+) -> AsyncGenerator[ChildPool]:
+    """One serial child; what is said of its calls goes into the list."""
     hooks = Hooks(
-        ended=lambda _task, _outcome: ended.set(),
-        crashed=lambda _task, how: seen.append(how),
+        ended=lambda _task, _outcome: seen.append("ended"),
+        crashed=lambda _task, _how: seen.append("crashed"),
         timed_out=lambda _task, _limit: seen.append("timed out"),
         came_free=lambda: None,
+        let_go=lambda: seen.append("let go"),
     )
-    launcher = SpawnLauncher(settings)
+    launcher = launcher or SpawnLauncher(settings)
     pool = ChildPool(Shape(ChildKind.SERIAL, 1), launcher, hooks, None)
     try:
         await pool.start()
-        (pid,) = pool.free(1)
-        pool.renew(time.monotonic() - 0.001)
-        pool.submit([_claimed(path, pid)])
-        seen.append("held" if pool.running and not pool.idle() and not ended.is_set() else "sent")
-        assert not path.exists()
-        pool.renew(time.monotonic() + 60)
-        await asyncio.wait_for(ended.wait(), 20)
-        seen.append("ended")
+        yield pool
     finally:
         await pool.close()
         await launcher.close()
+
+
+async def _submit_and_renew(settings: ChildSettings, path: Path) -> list[str]:
+    """What becomes of a call that is handed in after the lease ran out, and after it is renewed."""
+    seen = list[str]()
+    async with _pool(settings, seen) as pool:
+        (pid,) = pool.free(1)
+        pool.renew(time.monotonic() - 0.001)
+        pool.submit([_claimed(path, pid)])
+        seen.append("held" if pool.running and not pool.idle() else "sent")
+        assert not path.exists()
+        pool.renew(time.monotonic() + 60)
+        async with asyncio.timeout(20):
+            while pool.load:
+                await asyncio.sleep(0.01)
     return seen
 
 

@@ -32,6 +32,7 @@ app = Horsies(AppConfig(
         worker_state_snapshot_interval_ms=OFTEN, runner_heartbeat_interval_ms=OFTEN, check_interval_ms=OFTEN
     ),
     resilience=WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500),
+    retention=RetentionConfig(retention_sweep_interval_s=1),
 ))
 
 @app.task("wait_for", queue_name="mail")

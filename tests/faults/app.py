@@ -14,6 +14,7 @@ from horsies import (
     AppConfig,
     CustomQueueConfig,
     Horsies,
+    PostgresConfig,
     QueueMode,
     RecoveryConfig,
     RetryPolicy,
@@ -29,8 +30,31 @@ folder = Path(setup.folder)
 witness = Witness(folder, TASKS)
 Returned = TaskResult[str, TaskError]
 
+
+def _shift_clock(seconds: float) -> None:
+    """What time it is, for all of this process but the clock that only counts."""
+    real, real_ns = time.time, time.time_ns
+    time.time = lambda: real() + seconds
+    time.time_ns = lambda: real_ns() + int(seconds * 1e9)
+
+
+def _broker() -> PostgresConfig | None:
+    """Nothing to say about the database, unless there is a pooler in front of it."""
+    if setup.session_url is None:
+        return None
+    return PostgresConfig(
+        database_url=os.environ["HORSIES_DATABASE_URL"],
+        session_database_url=setup.session_url,
+        pgbouncer_transaction_mode=True,
+    )
+
+
+if setup.clock_seconds:
+    _shift_clock(setup.clock_seconds)
+
 app = Horsies(
     AppConfig(
+        broker=_broker(),
         queue_mode=QueueMode.CUSTOM,
         custom_queues=[
             CustomQueueConfig(name=WIDE, priority=10, max_concurrency=None),

@@ -2,6 +2,9 @@
 
 It is run when all is over, and it accuses on facts alone: a run of which nobody saw the end lasted at least as long as its
 process was seen alive, and a task was final no later than its final row was seen.
+
+One thing is excused, and counted: what a frozen worker had begun goes on when it thaws, until the worker notices that it
+was declared dead meanwhile. Nobody can end the code of a process that stands still, nor stop it at its next instruction.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from tests.faults.testimony import Run, Send
 
 FINAL = frozenset({"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"})
 CRASHED = "WORKER_CRASHED"
+# So long after it thaws may a worker take to end what it no longer owns.
+NOTICE_NS = 2_000_000_000
+# A process may stand still between its last look at the lease and the first line of the task. That shows at once.
+FIRST_LINE_NS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,20 @@ class Row:
     error_code: str | None = None
     claim_seq: int = 1
     crash_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """A worker stood still for longer than its lease, as a `whole` or its parent alone; `pids` are its processes.
+
+    Up to `until` they may have begun tasks in good faith: the moment at which they stood still, or, when only the parent
+    did, the end of its lease.
+    """
+
+    pids: frozenset[int]
+    until: int
+    thawed: int
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +73,33 @@ class History:
     seen: Mapping[str, tuple[int, Row]] = field(default_factory=dict[str, tuple[int, Row]])
     # When each process that ran tasks was last seen alive.
     alive: Mapping[int, int] = field(default_factory=dict[int, int])
-    # When a process was stopped for longer than its worker's lease: its code may go on after that, and nobody can help it.
-    frozen: Mapping[int, int] = field(default_factory=dict[int, int])
+    freezes: Sequence[Freeze] = ()
     # Tasks of rows that were put there by hand.
     strangers: frozenset[str] = frozenset()
     survivors: Sequence[int] = ()
     crashes_expected: bool = True
 
 
+def accusations(history: History) -> dict[str, list[str]]:
+    """What went wrong, in words, under each promise; nothing under those that were kept."""
+    facts = _Facts(history)
+    return {
+        "tasks lost": list(facts.lost()),
+        "tasks made up": list(facts.extra()),
+        "overlapping runs": list(facts.overlapping()),
+        "runs after the end": list(facts.run_when_final()),
+        "stale results accepted": list(facts.stale()),
+        "starts beyond the policy": list(facts.too_often()),
+        "false crashes": list(facts.false_crashes()),
+        "limits exceeded": list(facts.over_caps()),
+        "endings changed": list(facts.rewritten()),
+        "orphans": [f"process {pid} has outlived its worker" for pid in history.survivors],
+    }
+
+
 def check(history: History) -> list[str]:
     """What went wrong, in words; nothing when all promises were kept."""
-    facts = _Facts(history)
-    return [
-        *facts.lost(),
-        *facts.extra(),
-        *facts.overlapping(),
-        *facts.run_when_final(),
-        *facts.stale(),
-        *facts.too_often(),
-        *facts.false_crashes(),
-        *facts.over_caps(),
-        *facts.rewritten(),
-        *(f"process {pid} has outlived its worker" for pid in history.survivors),
-    ]
+    return [words for found in accusations(history).values() for words in found]
 
 
 def repeated(history: History) -> int:
@@ -87,6 +112,24 @@ def repeated(history: History) -> int:
     )
 
 
+def unrecorded(history: History) -> int:
+    """How many tasks came to their end and were taken for lost all the same."""
+    runs = _Facts(history).runs
+    lost = [row.number for row in history.rows if row.error_code == CRASHED and row.number in runs]
+    return sum(runs[number][-1].ended is not None for number in lost)
+
+
+def held_over(history: History) -> int:
+    """How many runs went on, or got to their first line, when their worker thawed and the task was no longer its own."""
+    facts = _Facts(history)
+    return len(facts.strays) + sum(
+        facts.end(first) > second.began
+        for runs in facts.runs.values()
+        for first, second in pairwise(runs)
+        if facts.freeze_of(first) is not None
+    )
+
+
 class _Facts:
     def __init__(self, history: History) -> None:
         self._history = history
@@ -95,9 +138,11 @@ class _Facts:
             if row.number is not None:
                 self._rows[row.number].append(row)
         self._sends = {send.number: send for send in history.sends}
+        self.strays = _strays(history)
         self.runs: defaultdict[int, list[Run]] = defaultdict(list)
         for run in sorted(history.runs, key=lambda run: run.began):
-            self.runs[run.number].append(run)
+            if run.token not in self.strays:
+                self.runs[run.number].append(run)
 
     def lost(self) -> Iterator[str]:
         """A send that was acknowledged has one row, and that is final."""
@@ -125,14 +170,19 @@ class _Facts:
                 yield f"task {number} was run and sent by nobody"
 
     def overlapping(self) -> Iterator[str]:
-        """No two runs of one task at a time."""
+        """No two runs of one task at a time, but for what a worker held that froze."""
         for number, runs in self.runs.items():
             for first, second in pairwise(runs):
-                late = self._end(first) - second.began
-                if late > 0:
+                freeze, end = self.freeze_of(first), self.end(first)
+                if freeze is None and end > second.began:
                     yield (
                         f"task {number} ran in processes {first.pid} and {second.pid} at once, "
-                        f"for {late / 1e6:.1f} ms at least"
+                        f"for {(end - second.began) / 1e6:.1f} ms at least"
+                    )
+                elif freeze is not None and end > max(second.began, freeze.thawed + NOTICE_NS):
+                    yield (
+                        f"task {number} went on in process {first.pid} for {(end - freeze.thawed) / 1e9:.1f} s "
+                        "after its worker had thawed"
                     )
 
     def run_when_final(self) -> Iterator[str]:
@@ -142,7 +192,7 @@ class _Facts:
             moments = [self._history.seen[row.id][0]] if row.id in self._history.seen else []
             moments += [run.ended for run in runs if run.token == row.result and run.ended is not None]
             for run in runs:
-                if moments and run.began > min(moments) and run.pid not in self._history.frozen:
+                if moments and run.began > min(moments):
                     yield f"task {_name(row)} was begun in process {run.pid} after it had ended"
 
     def stale(self) -> Iterator[str]:
@@ -156,7 +206,7 @@ class _Facts:
                 yield f"task {_name(row)} has the result {row.result!r}, which no run of it gave"
             elif by.ended is None:
                 yield f"task {_name(row)} has the result of a run that never came to its end"
-            elif by is not runs[-1] and runs[-1].pid not in self._history.frozen:
+            elif by is not runs[-1]:
                 yield f"task {_name(row)} has the result of a run that was followed by another one"
 
     def too_often(self) -> Iterator[str]:
@@ -182,8 +232,10 @@ class _Facts:
         """Never more runs at once than a queue may have: the exact sum over all moments."""
         steps: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         for run in self._history.runs:
-            if run.queue in self._history.caps:
-                steps[run.queue] += [(run.began, 1), (self._end(run), -1)]
+            if run.queue in self._history.caps and run.token not in self.strays:
+                freeze = self.freeze_of(run)
+                end = self.end(run) if freeze is None else freeze.until
+                steps[run.queue] += [(run.began, 1), (end, -1)]
         for queue, moments in steps.items():
             count = most = 0
             for _, step in sorted(moments):
@@ -202,11 +254,32 @@ class _Facts:
             elif after != before:
                 yield f"task {_name(before)} was final as {before} and is now {after}"
 
-    def _end(self, run: Run) -> int:
+    def end(self, run: Run) -> int:
         """Until when a run lasted at least."""
-        end = max(run.began, self._history.alive.get(run.pid, run.began)) if run.ended is None else run.ended
-        stopped = self._history.frozen.get(run.pid)
-        return end if stopped is None or not run.began <= stopped < end else stopped
+        return max(run.began, self._history.alive.get(run.pid, run.began)) if run.ended is None else run.ended
+
+    def freeze_of(self, run: Run) -> Freeze | None:
+        """The freeze that a run was in the middle of."""
+        within = (
+            freeze
+            for freeze in self._history.freezes
+            if run.pid in freeze.pids and run.began <= freeze.until < self.end(run)
+        )
+        return next(within, None)
+
+
+def _strays(history: History) -> set[str]:
+    """Runs in vain that were at their first line when their process stood still: one of each process, if any."""
+    stored = {row.result for row in history.rows}
+    found: set[str] = set()
+    for freeze in history.freezes:
+        if freeze.whole:
+            end, first = freeze.thawed + FIRST_LINE_NS, dict[int, Run]()
+            for run in sorted(history.runs, key=lambda run: run.began):
+                if run.pid in freeze.pids and freeze.thawed <= run.began <= end:
+                    first.setdefault(run.pid, run)
+            found |= {run.token for run in first.values()} - stored
+    return found
 
 
 def _name(row: Row) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from tests.e2e.observing import is_alive
-from tests.faults.checker import History, check, repeated
+from tests.faults.checker import History, accusations, held_over, repeated, unrecorded
 from tests.faults.scene import ROOT, Plan, Scene, Watch
 from tests.faults.testimony import Run, read_runs, read_sends
 from tests.faults.workload import NARROW, POLICIES, VARIABLE, Setup
+from tests.support.soundness import ailments
 from tests.support.waiting import eventually
 
 Fault = Callable[[Scene], None]
@@ -34,7 +35,12 @@ class Verdict:
     completed: int
     failed: int
     repeated: int
+    unrecorded: int
+    held_over: int
+    harmed: int  # tasks that crashed beyond one for each process that was killed
+    broken: dict[str, int]  # how many violations of each promise
     kills: int
+    strikes: int
     resolved: int  # sends that failed and were then acknowledged
     lost_replies: int
     rescues: list[float]  # from the death of a process to the next run of what it ran
@@ -51,6 +57,7 @@ class Verdict:
             "broken promises": len(self.violations),
             "kills": self.kills,
             "finished tasks repeated": self.repeated,
+            "runs held over by a freeze": self.held_over,
             "replies lost": self.lost_replies,
             "failed sends resolved": self.resolved,
         }
@@ -59,25 +66,29 @@ class Verdict:
 def run(folder: Path, database_url: str, plan: Plan, fault: Fault, times: int = 1) -> Verdict:
     """Carry out a drill in a folder of its own."""
     print(f"seed {plan.seed}")
-    with Scene(folder, database_url, plan, _env(folder, plan)) as scene:
+    with Scene(folder, database_url, plan, _env(folder, database_url, plan)) as scene:
         for _ in range(plan.workers):
             scene.hire(ready=False)
         for worker in scene.workers:
             worker.wait_until_ready()
-        with Watch(folder, database_url) as watch:
+        with Watch(folder, database_url, plan.watch_seconds) as watch:
             scene.start_producers()
             scene.strike(fault, times)
             violations = _come_to_rest(scene)
         return _verdict(scene, watch, violations)
 
 
-def _env(folder: Path, plan: Plan) -> dict[str, str]:
+def _env(folder: Path, database_url: str, plan: Plan) -> dict[str, str]:
     setup = Setup(
         folder=str(folder),
         lease_ms=plan.lease_ms,
         prefetch=plan.prefetch,
         narrow_cap=plan.narrow_cap,
         task_ms=plan.task_ms,
+        session_url=None if plan.pooler_url is None else database_url,
+        clock_seconds=plan.clock_seconds,
+        mix=plan.mix,
+        batch=plan.batch,
     )
     return {
         **os.environ,
@@ -107,21 +118,28 @@ def _come_to_rest(scene: Scene) -> list[str]:
 
 def _verdict(scene: Scene, watch: Watch, violations: list[str]) -> Verdict:
     history = _history(scene, watch)
+    accused = accusations(history)
+    found = [*violations, *(words for found in accused.values() for words in found)]
     sends, runs, rows = history.sends, sorted(history.runs, key=lambda run: run.began), history.rows
     span = (runs[-1].began - runs[0].began) / 1e9 if runs else 0.0
     return Verdict(
         seed=scene.plan.seed,
-        violations=[*violations, *check(history)],
+        violations=[*found, *map(str, ailments(scene.url))],
         sent=len(sends),
         acknowledged=sum(send.acknowledged is not None for send in sends),
         completed=sum(row.status == "COMPLETED" for row in rows),
         failed=sum(row.status == "FAILED" for row in rows),
         repeated=repeated(history),
+        unrecorded=unrecorded(history),
+        held_over=held_over(history),
+        harmed=max(0, sum(row.crash_count for row in rows) - scene.kills),
+        broken={promise: len(found) for promise, found in accused.items()},
         kills=scene.kills,
+        strikes=len(scene.strikes),
         resolved=sum(send.failures > 0 and send.acknowledged is not None for send in sends),
         lost_replies=sum(proxy.lost for proxy in scene.proxies),
         rescues=_rescues(runs, history.alive),
-        recoveries=[gap for at in scene.healed_at for gap in _next_run(runs, at)],
+        recoveries=_recoveries(runs, scene.strikes),
         per_second=len(runs) / span if span else 0.0,
     )
 
@@ -139,7 +157,7 @@ def _history(scene: Scene, watch: Watch) -> History:
         caps={} if scene.plan.narrow_cap is None else {NARROW: scene.plan.narrow_cap},
         seen=watch.seen,
         alive=watch.alive,
-        frozen=scene.frozen,
+        freezes=scene.freezes,
         strangers=frozenset(scene.strangers),
         survivors=sorted(filter(is_alive, ours)),
         crashes_expected=scene.plan.crashes,
@@ -158,7 +176,12 @@ def _rescues(runs: Sequence[Run], alive: Mapping[int, int]) -> list[float]:
     return found
 
 
-def _next_run(runs: Sequence[Run], at: int) -> list[float]:
-    """Seconds from a moment to the next run that began; nothing when there was none."""
-    following = bisect_left(runs, at, key=lambda run: run.began)
-    return [(runs[following].began - at) / 1e9] if following < len(runs) else []
+def _recoveries(runs: Sequence[Run], strikes: Sequence[tuple[int, int]]) -> list[float]:
+    """For each strike: the seconds from its end to the next run that began, if that was before the next strike."""
+    found: list[float] = []
+    for place, (_, healed) in enumerate(strikes):
+        following = bisect_left(runs, healed, key=lambda run: run.began)
+        until = strikes[place + 1][0] if place + 1 < len(strikes) else None
+        if following < len(runs) and (until is None or runs[following].began < until):
+            found.append((runs[following].began - healed) / 1e9)
+    return found

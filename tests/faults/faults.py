@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
 import psycopg
+from psycopg import sql
 
 from horsies.storage.migrate import LATEST
 from tests.faults.scene import OwnServer, Scene
 from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
 
 OURS = "datname = current_database() AND application_name IN ('horsies-worker', 'horsies-heartbeat', 'horsies-listener')"
+
+UNLIMITED = "-c default_transaction_read_only=off -c statement_timeout=0 -c lock_timeout=0"
 
 
 def nothing(scene: Scene) -> None:
@@ -23,6 +32,12 @@ def kill_worker(scene: Scene) -> None:
     scene.hire(ready=False)
 
 
+def kill_all_processes(scene: Scene) -> None:
+    """As when a machine loses power."""
+    scene.kill(scene.any_worker(), whole=True)
+    scene.hire(ready=False)
+
+
 def kill_child(scene: Scene) -> None:
     scene.kill_child(scene.any_worker())
 
@@ -33,6 +48,11 @@ def freeze_parent(scene: Scene) -> None:
 
 def freeze_all_processes(scene: Scene) -> None:
     scene.freeze(scene.any_worker(), 2 * scene.lease, whole=True)
+
+
+def freeze_child(scene: Scene) -> None:
+    """Its worker is alive, and so is it: nobody takes it for dead."""
+    scene.freeze_child(scene.any_worker(), 2 * scene.lease)
 
 
 def replace_worker(scene: Scene) -> None:
@@ -73,17 +93,74 @@ def hold_back_vacuum(scene: Scene) -> None:
     with psycopg.connect(scene.url) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT count(*) FROM horsies_tasks")
-        scene.pause(scene.plan.seconds)
+        scene.pause(min(scene.plan.seconds, 5.0))
         scene.execute("VACUUM horsies_tasks_live")
 
 
 def lock_rows(scene: Scene) -> None:
-    """Another session locks some live tasks and keeps them for a moment."""
-    with psycopg.connect(scene.url) as connection:
+    """Another session locks some live tasks and keeps them for a moment; a task that ends meanwhile leaves it none."""
+    with suppress(psycopg.errors.SerializationFailure), psycopg.connect(scene.url) as connection:
         connection.execute(
             "SELECT id FROM horsies_tasks_live ORDER BY random() LIMIT 30 FOR UPDATE SKIP LOCKED"
         )
         scene.pause(scene.random.uniform(0.005, 0.08))
+
+
+def lock_table(scene: Scene) -> None:
+    """Nobody gets at a task; leases are renewed all the same."""
+    with psycopg.connect(scene.url) as connection:
+        connection.execute("LOCK TABLE horsies_tasks IN ACCESS EXCLUSIVE MODE")
+        scene.pause(3 * scene.lease)  # long enough for somebody to look for work that was lost
+
+
+def kill_backend(scene: Scene) -> None:
+    """The server ends all other sessions and recovers when one of its processes is killed."""
+    (pid,) = scene.random.choice(scene.execute(f"SELECT pid FROM pg_stat_activity WHERE {OURS}"))
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: scene.live() >= 0, what="the server having recovered")
+
+
+def take_all_connections(scene: Scene) -> None:
+    """All sessions end, and somebody else takes every connection that there is."""
+    end_sessions(scene)
+    with ExitStack() as taken:
+        with suppress(psycopg.OperationalError):
+            while True:
+                taken.enter_context(psycopg.connect(scene.url))
+        scene.pause(1.0)
+
+
+def refuse_writes(scene: Scene) -> None:
+    """Nothing can be written, as after a switch to a server that is not the first one yet."""
+    _set(scene, "default_transaction_read_only", "on")
+    scene.pause(1.0)
+    _set(scene, "default_transaction_read_only", None)
+
+
+def hurry(scene: Scene) -> None:
+    """Statements and locks have less time than they need."""
+    _set(scene, "lock_timeout", "1ms")
+    _set(scene, "statement_timeout", "8ms")
+    scene.pause(1.0)
+    _set(scene, "lock_timeout", None)
+    _set(scene, "statement_timeout", None)
+
+
+def isolate(scene: Scene) -> None:
+    """The database would rather have transactions fail than see what others wrote."""
+    _set(scene, "default_transaction_isolation", "serializable")
+
+
+def _set(scene: Scene, name: str, value: str | None) -> None:
+    """Change a setting of the database for all who connect from now on, and have everyone connect."""
+    with psycopg.connect(scene.url, autocommit=True, options=UNLIMITED) as admin:
+        how = sql.SQL("ALTER DATABASE {} SET {} = {}")
+        new = sql.SQL("DEFAULT") if value is None else sql.Literal(value)
+        admin.execute(how.format(sql.Identifier(admin.info.dbname), sql.Identifier(name), new))
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
 
 
 # The network
@@ -127,19 +204,47 @@ def lose_statement(scene: Scene) -> None:
 def lose_replies_to_producers(scene: Scene) -> None:
     """Rows are stored, and their producers never hear of it."""
     assert scene.producer_proxy is not None
-    _lose_replies(scene, scene.producer_proxy, 0.1)
+    _lose_replies(scene, [scene.producer_proxy], 0.1)
 
 
 def lose_replies_to_workers(scene: Scene) -> None:
     """Tasks are claimed, started and ended, and their worker never hears of it."""
-    assert scene.worker_proxy is not None
-    _lose_replies(scene, scene.worker_proxy, 0.05)
+    _lose_replies(scene, scene.worker_proxies, 0.05)
 
 
-def _lose_replies(scene: Scene, proxy: Proxy, share: float) -> None:
-    proxy.lose_replies(share, scene.random)
-    scene.pause(min(scene.plan.seconds, 10.0))
-    proxy.lose_replies(0.0, scene.random)
+def lose_many_replies(count: int, scene: Scene, *, of_producers: bool) -> None:
+    """Half of all replies are lost until so many have been."""
+    proxies = [proxy for proxy in (scene.producer_proxy,) if proxy] if of_producers else scene.worker_proxies
+    for proxy in proxies:
+        proxy.lose_replies(0.5, scene.random)
+    eventually(lambda: sum(proxy.lost for proxy in proxies) >= count, 300, f"{count} replies being lost")
+    for proxy in proxies:
+        proxy.lose_replies(0.0, scene.random)
+
+
+def _lose_replies(scene: Scene, proxies: Sequence[Proxy], share: float) -> None:
+    for proxy in proxies:
+        proxy.lose_replies(share, scene.random)
+    scene.pause(min(scene.plan.seconds, 5.0))
+    for proxy in proxies:
+        proxy.lose_replies(0.0, scene.random)
+
+
+def partition_worker(scene: Scene) -> None:
+    """One worker is heard of no more for longer than its lease, and hears nothing; the others go on."""
+    proxy = scene.proxy_of(scene.any_worker())
+    proxy.hold()
+    scene.pause(2 * scene.lease)
+    proxy.release()
+
+
+def deafen_listeners(scene: Scene) -> None:
+    """The connections that listen are open, and nothing comes over them."""
+    for proxy in scene.worker_proxies:
+        proxy.deaf = "horsies-listener"
+    scene.pause(min(scene.plan.seconds, 5.0))
+    for proxy in scene.worker_proxies:
+        proxy.deaf = ""
 
 
 # The data
@@ -177,10 +282,14 @@ def _insert(scene: Scene, task: str, kwargs: str, priority: int) -> str:
 
 def migrate_too_far(scene: Scene) -> None:
     """A newer release upgrades the schema: those who work go on, and those who start refuse until it is taken back."""
+    scene.execute("ALTER TABLE horsies_tasks ADD COLUMN of_the_next_release text")
+    scene.execute("ALTER TABLE horsies_workers ADD COLUMN of_the_next_release text")
     scene.execute("INSERT INTO horsies_schema_version (version) VALUES (%s)", (LATEST + 1,))
     late = scene.hire(ready=False)
     scene.workers.remove(late)
     assert late.wait() == 1
     assert f"schema version {LATEST + 1}" in late.log
+    for table in ("horsies_tasks", "horsies_workers"):
+        scene.execute(f"ALTER TABLE {table} DROP COLUMN of_the_next_release")
     scene.execute("DELETE FROM horsies_schema_version WHERE version = %s", (LATEST + 1,))
     scene.hire()

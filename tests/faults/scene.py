@@ -24,14 +24,14 @@ import psycopg
 from horsies import embedded
 from horsies.config import DEFAULT_CLAIM_LEASE_MS
 from tests.e2e.observing import children, descendants, is_alive
-from tests.faults.checker import Row
+from tests.faults.checker import Freeze, Row
 from tests.faults.testimony import PRODUCERS, now, pids
+from tests.faults.workload import MIX
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import RunningWorker
 
 ROOT = Path(__file__).parents[2]
-WATCH_SECONDS = 0.05
 ROWS = (
     "SELECT id::text, task_name, status, kwargs, result, error_code, claim_seq, crash_count, terminal_at"
     " FROM horsies_tasks"
@@ -53,19 +53,25 @@ class Plan:
     narrow_cap: int | None = 3
     task_ms: int = 12
     proxied: bool = False
+    pooler_url: str | None = None  # how all reach the database, but for sessions of their own
+    clock_seconds: float = 0.0
     crashes: bool = True  # whether the fault may cost running tasks their process
     env: tuple[tuple[str, str], ...] = ()
+    mix: tuple[str, ...] = MIX
+    batch: int = 1
+    watch_seconds: float = 0.05
 
 
 class Watch:
     """Notes who is alive and which rows are final, again and again, from a thread of its own."""
 
-    def __init__(self, folder: Path, database_url: str) -> None:
+    def __init__(self, folder: Path, database_url: str, seconds: float) -> None:
         self.alive: dict[int, int] = {}
         self.seen: dict[str, tuple[int, Row]] = {}
         self._dead: set[int] = set()
         self._folder = folder
         self._url = database_url
+        self._seconds = seconds
         self._latest: Any = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch")
@@ -81,11 +87,11 @@ class Watch:
     def _watch(self) -> None:
         while not self._over.is_set():
             with suppress(psycopg.Error), psycopg.connect(self._url, autocommit=True) as connection:
-                while not self._over.wait(WATCH_SECONDS):
+                while not self._over.wait(self._seconds):
                     self._look_at_processes()
                     self._look_at_rows(connection)
             self._look_at_processes()
-            self._over.wait(WATCH_SECONDS)
+            self._over.wait(self._seconds)
 
     def _look_at_processes(self) -> None:
         for pid in pids(self._folder) - self._dead:
@@ -139,19 +145,19 @@ class Scene:
         self.workers: list[RunningWorker] = []
         self.former: list[RunningWorker] = []
         self.producers: list[subprocess.Popen[bytes]] = []
-        self.frozen: dict[int, int] = {}
+        self.freezes: list[Freeze] = []
         self.strangers: set[str] = set()
         self.known: set[int] = set()
         self.kills = 0
-        self.healed_at: list[int] = []
+        self.strikes: list[tuple[int, int]] = []  # when each began, and when it had healed
         self._env = env
         self._began = time.monotonic()
-        self.worker_proxy = Proxy(database_url) if plan.proxied else None
+        self._proxies: dict[int, Proxy] = {}  # by the worker that has it
         self.producer_proxy = Proxy(database_url) if plan.proxied else None
 
     def __enter__(self) -> Scene:
-        for proxy in self.proxies:
-            proxy.__enter__()
+        if self.producer_proxy is not None:
+            self.producer_proxy.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -169,24 +175,35 @@ class Scene:
             process.wait()
 
     def _env_for(self, proxy: Proxy | None) -> dict[str, str]:
-        return self._env | {"HORSIES_DATABASE_URL": self.url if proxy is None else proxy.url}
+        url = (self.plan.pooler_url or self.url) if proxy is None else proxy.url
+        return self._env | {"HORSIES_DATABASE_URL": url}
 
     @property
     def lease(self) -> float:
         return (self.plan.lease_ms or DEFAULT_CLAIM_LEASE_MS) / 1000
 
     @property
+    def worker_proxies(self) -> list[Proxy]:
+        """The ways of all workers, past ones included: each has one of its own."""
+        return list(self._proxies.values())
+
+    @property
     def proxies(self) -> list[Proxy]:
-        return [proxy for proxy in (self.worker_proxy, self.producer_proxy) if proxy is not None]
+        return [*self.worker_proxies, *([] if self.producer_proxy is None else [self.producer_proxy])]
+
+    def proxy_of(self, worker: RunningWorker) -> Proxy:
+        return self._proxies[worker.pid]
 
     # Who is here
 
     def hire(self, *, ready: bool = True) -> RunningWorker:
         """Start one more worker."""
         arguments = ["tests.faults.app:app", f"--processes={self.plan.processes}"]
-        env = self._env_for(self.worker_proxy) | dict(self.plan.env)
-        worker = RunningWorker(self.folder, env, arguments)
+        proxy = Proxy(self.url).__enter__() if self.plan.proxied else None
+        worker = RunningWorker(self.folder, self._env_for(proxy) | dict(self.plan.env), arguments)
         self.workers.append(worker)
+        if proxy is not None:
+            self._proxies[worker.pid] = proxy
         return worker.wait_until_ready() if ready else worker
 
     def dismiss(self, worker: RunningWorker) -> int:
@@ -231,8 +248,9 @@ class Scene:
         length = self.plan.seconds
         for at in sorted(self.random.uniform(0.1 * length, 0.8 * length) for _ in range(times)):
             self.pause(self._began + at - time.monotonic())
+            began = now()
             fault(self)
-            self.healed_at.append(now())
+            self.strikes.append((began, now()))
 
     def pause(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))
@@ -242,9 +260,12 @@ class Scene:
     def any_worker(self) -> RunningWorker:
         return self.random.choice(self.workers)
 
-    def kill(self, worker: RunningWorker) -> None:
-        self.note_processes(worker)
+    def kill(self, worker: RunningWorker, *, whole: bool = False) -> None:
+        """Kill a worker; as a whole, as when its machine loses power, its children can do nothing more, either."""
+        below = self.note_processes(worker)
         worker.signal(signal.SIGKILL)
+        for pid in below if whole else ():
+            _signal(pid, signal.SIGKILL)
         worker.wait()
         self._leave(worker)
         self.kills += 1
@@ -256,14 +277,27 @@ class Scene:
 
     def freeze(self, worker: RunningWorker, seconds: float, *, whole: bool) -> None:
         """Stop a worker for a time; with its children, the code that they run is stopped, too."""
-        stopped = {worker.pid} | (self.note_processes(worker) if whole else set())
+        _stop(worker.pid)
+        stopped = {worker.pid}
+        while whole and (more := self.note_processes(worker) - stopped):
+            for pid in more:
+                _stop(pid)
+            stopped |= more
         at = now()
-        for pid in stopped:
-            _signal(pid, signal.SIGSTOP)
-            self.frozen[pid] = at
         self.pause(seconds)
-        for pid in stopped:
+        below, thawed = self.note_processes(worker), now()
+        for pid in sorted(stopped):
             _signal(pid, signal.SIGCONT)
+        until = at if whole else at + int(self.lease * 1e9)
+        if thawed > at + self.lease * 1e9:
+            self.freezes.append(Freeze(frozenset(stopped | below), until, thawed, whole))
+
+    def freeze_child(self, worker: RunningWorker, seconds: float) -> None:
+        """Stop one of a worker's children for a time."""
+        pid = self.random.choice(sorted(children(worker.pid)))
+        _stop(pid)
+        self.pause(seconds)
+        _signal(pid, signal.SIGCONT)
 
     def execute(self, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
         """Run a statement past all proxies."""
@@ -291,6 +325,19 @@ def _signal(pid: int, number: signal.Signals) -> bool:
     return True
 
 
+def _stop(pid: int) -> None:
+    """Stop a process of ours and wait until it stands still, or has ended."""
+    if _signal(pid, signal.SIGSTOP):
+        eventually(lambda: _state(pid) in "TZX", what=f"process {pid} standing still")
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except (OSError, IndexError):
+        return "X"
+
+
 class OwnServer:
     """A PostgreSQL server of the drill's own, to be crashed."""
 
@@ -298,6 +345,10 @@ class OwnServer:
         self._home = home
         self._settings = {"fsync": "off", "max_connections": "100", **settings}
         self.url = self.start()
+
+    @property
+    def data_directory(self) -> Path:
+        return embedded.data_directory(self._home)
 
     def start(self) -> str:
         return embedded.ensure(self._home, settings=self._settings, announce=lambda _: None).url

@@ -55,7 +55,7 @@ class Verdict:
     missed: list[str]
     strange: list[str]
     late: list[float]
-    struck: Counter[str] = field(default_factory=Counter)
+    struck: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def is_sound(self) -> bool:
@@ -145,7 +145,8 @@ def judge(first: dict[str, datetime], last: dict[str, datetime], runs: list[Any]
     for name, _id, slot, _late in runs:
         seen[name][slot] += 1
         first[name] = min(first[name], slot)  # it may have been run before it was looked for
-    doubled, missed, strange, slots = [], [], [], 0
+    doubled, missed, strange = list[str](), list[str](), list[str]()
+    slots = 0
     for name, counts in seen.items():
         kind, _, every = name.partition("-")
         step = timedelta(seconds=SECONDS[every])
@@ -179,7 +180,7 @@ def report(verdict: Verdict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.schedulers", description=__doc__.splitlines()[0]
+        prog="python -m tests.faults.schedulers", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=randrange(10**9))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.checker import History, Policy, Row, check, repeated
+from tests.faults.checker import Freeze, History, Policy, Row, check, held_over, repeated
 from tests.faults.testimony import PRODUCERS, TASKS, Run, Send, Witness, read_runs, read_sends
 
 POLICIES = {"once": Policy(1, frozenset({"NO_LUCK"})), "again": Policy(3)}
@@ -169,12 +169,51 @@ def test_a_cap_is_not_exceeded_by_a_run_that_begins_when_another_ends() -> None:
     assert check(history) == []
 
 
-def test_the_code_of_a_frozen_process_may_go_on_when_it_wakes() -> None:
-    frozen = replace(KILLED, ended=55)
-    history = replace(HONEST, runs=[FIRST, SECOND, FAILED, frozen, RESCUED])
+SECOND_NS = 1_000_000_000
+FROZEN = Freeze(frozenset({102}), until=35, thawed=45)
+
+
+def _gone_on_until(ended: int) -> History:
+    return replace(
+        HONEST,
+        runs=[FIRST, SECOND, FAILED, replace(KILLED, ended=ended), RESCUED],
+        caps={},
+    )
+
+
+def test_the_code_of_a_frozen_process_may_go_on_when_it_thaws() -> None:
+    history = replace(_gone_on_until(55), caps=HONEST.caps)
 
     assert check(history)
-    assert check(replace(history, frozen={102: 35})) == []
+    assert check(replace(history, freezes=[FROZEN])) == []
+    assert held_over(replace(history, freezes=[FROZEN])) == 1
+
+
+def test_a_thawed_worker_has_two_seconds_to_notice() -> None:
+    in_time, late = _gone_on_until(2 * SECOND_NS), _gone_on_until(2 * SECOND_NS + 46)
+
+    assert check(replace(in_time, freezes=[FROZEN])) == []
+    assert check(replace(late, freezes=[FROZEN])) == [
+        "task 3 went on in process 102 for 2.0 s after its worker had thawed"
+    ]
+
+
+def test_what_begins_after_a_freeze_is_not_excused_by_it() -> None:
+    begun = replace(KILLED, began=36, ended=55)
+    history = replace(HONEST, runs=[FIRST, SECOND, FAILED, begun, RESCUED], freezes=[FROZEN])
+
+    assert [found for found in check(history) if "task 3 ran in processes 102 and 100 at once" in found]
+
+
+def test_a_process_may_thaw_at_the_first_line_of_one_task_and_no_more() -> None:
+    thawed = Freeze(frozenset({102}), until=35, thawed=61)
+    stray, second = _run(3, 62, 64, pid=102, task="again"), _run(1, 65, 66, pid=102)
+    one = replace(_with_run(HONEST, stray), freezes=[thawed])
+
+    assert check(one) == []
+    assert held_over(one) == 1
+    assert check(replace(one, freezes=[replace(thawed, whole=False)]))
+    assert [found for found in check(_with_run(one, second)) if "task 1 was begun in process 102" in found]
 
 
 def test_a_row_made_by_hand_is_no_loss() -> None:

@@ -40,6 +40,7 @@ def _strikes(*cases: tuple[Fault, int, dict[str, Any] | None]) -> pytest.MarkDec
 
 @_strikes(
     (faults.kill_worker, 2, None),
+    (faults.kill_all_processes, 2, AHEAD),
     (faults.kill_child, 12, None),
     (faults.freeze_parent, 1, None),
     (faults.freeze_all_processes, 1, None),
@@ -57,6 +58,9 @@ def test_processes_may_die_or_freeze(
     (faults.lose_wake_ups, 3, AHEAD),
     (faults.hold_back_vacuum, 1, AHEAD),
     (faults.lock_rows, 30, CAPPED),
+    (faults.refuse_writes, 1, AHEAD),
+    (faults.hurry, 1, CAPPED),
+    (faults.isolate, 1, CAPPED),
     (faults.migrate_too_far, 1, CAPPED),
 )
 def test_nothing_fails_because_the_database_is_treated_badly(
@@ -70,6 +74,7 @@ def test_nothing_fails_because_the_database_is_treated_badly(
     (faults.swallow_for_a_moment, 1, CAPPED),
     (faults.delay_everything, 1, CAPPED),
     (faults.lose_statement, 20, AHEAD),
+    (faults.deafen_listeners, 1, CAPPED),
     (faults.lose_replies_to_workers, 1, None),
 )
 def test_nothing_fails_because_the_network_does(
@@ -79,7 +84,21 @@ def test_nothing_fails_because_the_network_does(
 
 
 @_strikes((faults.swallow_everything, 1, AHEAD))
-def test_the_network_may_be_away_for_longer_than_the_lease(
+def test_nobody_is_taken_for_dead_because_all_were_away_for_longer_than_the_lease(
+    fault: Fault, times: int, shape: dict[str, Any], plan: Plan, drill: Drill
+) -> None:
+    drill(replace(plan, proxied=True, crashes=False, **shape), fault, times)
+
+
+@_strikes((faults.lock_table, 1, CAPPED), (faults.freeze_child, 1, AHEAD))
+def test_a_lease_is_kept_whatever_becomes_of_the_tasks(
+    fault: Fault, times: int, shape: dict[str, Any], plan: Plan, drill: Drill
+) -> None:
+    drill(replace(plan, crashes=False, **shape), fault, times)
+
+
+@_strikes((faults.partition_worker, 1, AHEAD))
+def test_a_worker_may_be_cut_off_for_longer_than_its_lease(
     fault: Fault, times: int, shape: dict[str, Any], plan: Plan, drill: Drill
 ) -> None:
     drill(replace(plan, proxied=True, **shape), fault, times)
@@ -95,6 +114,13 @@ def test_a_send_whose_reply_was_lost_is_one_task_when_it_is_repeated(plan: Plan,
 @pytest.mark.parametrize("shape", [AHEAD, CAPPED][: min(SCALE, 2)], ids=["ahead", "capped"][: min(SCALE, 2)])
 def test_the_server_may_crash(shape: dict[str, Any], own_server: OwnServer, plan: Plan, drill: Drill) -> None:
     drill(replace(plan, crashes=False, **shape), partial(faults.crash_server, own_server), 2)
+
+
+@pytest.mark.parametrize("fault", [faults.kill_backend, faults.take_all_connections])
+def test_the_server_may_end_or_refuse_every_session(
+    fault: Fault, own_server: OwnServer, plan: Plan, drill: Drill
+) -> None:
+    drill(replace(plan, crashes=False, lease_ms=10_000, **CAPPED), fault, 2)
 
 
 def test_malformed_rows_fail_alone(plan: Plan, drill: Drill) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from datetime import datetime
 
 import psycopg
 import pytest
@@ -12,7 +13,7 @@ from tests.e2e.observing import Db, children, lines, row, until_status
 from tests.e2e.office import staffed
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
-from tests.support.workers import Workplace
+from tests.support.workers import RunningWorker, Workplace
 
 APP = """
 app = Horsies(AppConfig.for_database_url(
@@ -122,10 +123,36 @@ def test_a_worker_that_was_declared_dead_is_known_under_its_new_name_before_it_c
         office.worker.signal(signal.SIGCONT)
         eventually(lambda: _waiting(db), what="the registration waiting")
         handle = office.tasks.note.send(str(office.gate("noted"))).unwrap()
-        waited = (
-            "SELECT clock_timestamp() > sent_at + interval '1 s' AS long FROM horsies_tasks WHERE id = %s"
-        )
-        eventually(lambda: db.execute(waited, (handle.task_id,)).fetchone()["long"], what="time for a claim")
+        waited = "SELECT 1 FROM horsies_tasks WHERE id = %s AND clock_timestamp() > sent_at + interval '1 s'"
+        eventually(lambda: db.execute(waited, (handle.task_id,)).fetchone(), what="time for a claim")
         assert row(db, handle)["status"] == "PENDING"
 
     assert handle.get(20_000).ok_value in children(office.worker.pid)
+
+
+def test_a_worker_that_was_away_itself_takes_nobody_for_dead(workplace: Workplace, db: Db) -> None:
+    office = staffed(workplace, APP.replace("SETTINGS", "claim_lease_ms=4_500,"), "--processes=1")
+    gate = office.gate("first")
+    handle = office.tasks.wait_for.send(str(gate)).unwrap()
+    until_status(db, handle, "RUNNING")
+    other = workplace.start("--processes=1")
+    both = (office.worker, other)
+    for worker in both:
+        worker.signal(signal.SIGSTOP)  # as when their machine is paused
+    late = "SELECT 1 FROM horsies_workers HAVING count(*) = 2 AND max(lease_expires_at) < now()"
+    eventually(lambda: db.execute(late).fetchone(), what="both leases running out")
+
+    other.signal(signal.SIGCONT)
+    for _ in range(2):
+        before = _last_beat(db, other)
+        eventually(lambda before=before: _last_beat(db, other) > before, what="a beat of the other one")
+    office.worker.signal(signal.SIGCONT)
+    gate.touch()
+
+    assert handle.get(20_000).ok_value in children(office.worker.pid)
+
+
+def _last_beat(db: Db, worker: RunningWorker) -> datetime:
+    found = db.execute("SELECT last_beat_at FROM horsies_workers WHERE pid = %s", (worker.pid,)).fetchone()
+    assert found is not None
+    return found["last_beat_at"]

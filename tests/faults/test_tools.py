@@ -1,8 +1,9 @@
-"""Faults that need more than a test has by itself: another clock, a full disk. `make faults` runs them."""
+"""Faults that need more than a test has by itself: another clock, a full disk, a pooler."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,13 +17,11 @@ from tests.faults import drill as drills
 from tests.faults import faults
 from tests.faults.conftest import SCALE
 from tests.faults.drill import Fault, Verdict
+from tests.faults.pooler import PGBOUNCER, PgBouncer
 from tests.faults.scene import OwnServer, Plan, Scene
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.timeout(180 * SCALE),
-    pytest.mark.skipif(SCALE == 1, reason="takes long: make faults"),
-]
+pytestmark = pytest.mark.timeout(180 * SCALE)
 FAKETIME = next(Path("/usr/lib").glob("**/faketime/libfaketime.so.1"), None)
 DISK_MB = 160
 
@@ -31,12 +30,39 @@ class Drill(Protocol):
     def __call__(self, plan: Plan, fault: Fault, times: int = 1) -> Verdict: ...
 
 
-@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
+@pytest.mark.parametrize("seconds", [-90.0, 90.0][: min(SCALE, 2)])
+def test_no_clock_but_the_servers_decides_anything(seconds: float, plan: Plan, drill: Drill) -> None:
+    drill(replace(plan, clock_seconds=seconds, proxied=True, crashes=False), faults.lose_replies_to_producers)
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (Debian: libfaketime)")
+@pytest.mark.skipif(SCALE == 1, reason="takes long: make faults")
 @pytest.mark.parametrize("shift", ["-90s", "+90s"])
 def test_the_clock_of_a_worker_decides_nothing(shift: str, plan: Plan, drill: Drill) -> None:
     env = (("LD_PRELOAD", str(FAKETIME)), ("FAKETIME", shift), ("FAKETIME_DONT_FAKE_MONOTONIC", "1"))
 
     drill(replace(plan, env=env, crashes=False), faults.nothing)
+
+
+@pytest.fixture
+def pooler(database_url: str) -> Iterator[PgBouncer]:
+    if PGBOUNCER is None:
+        pytest.skip("pgbouncer is not installed")
+    folder = Path(tempfile.mkdtemp(prefix="horsies-pooler-"))  # where another user may read, too
+    pooler = PgBouncer(folder, database_url)
+    yield pooler
+    pooler.stop()
+    shutil.rmtree(folder)
+
+
+def test_a_pooler_may_lend_every_transaction_another_session(
+    pooler: PgBouncer, plan: Plan, drill: Drill
+) -> None:
+    def strike(scene: Scene) -> None:
+        faults.end_sessions(scene)
+        pooler.restart()
+
+    drill(replace(plan, pooler_url=pooler.url, crashes=False), strike, 2)
 
 
 @pytest.fixture
@@ -54,8 +80,11 @@ def small_disk() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.skipif(SCALE == 1, reason="takes long: make faults")
 def test_a_full_disk_costs_nothing_but_time(small_disk: Path, tmp_path: Path, plan: Plan) -> None:
     server = OwnServer(small_disk / "server", max_wal_size="64MB", shared_buffers="16MB")
+
+    assert server.data_directory.is_relative_to(small_disk)
 
     def fill(scene: Scene) -> None:
         ballast = small_disk / "ballast"

@@ -100,11 +100,13 @@ def read_sends(folder: Path) -> list[Send]:
         number = record["number"]
         match record["what"]:
             case "send":
-                found[number] = Send(number, record["task"])
+                for each in range(number, number + record.get("count", 1)):
+                    found[each] = Send(each, record["task"])
             case "failed":
                 found[number] = replace(found[number], failures=found[number].failures + 1)
             case _:
-                found[number] = replace(found[number], acknowledged=record["id"])
+                for each, task_id in enumerate(record.get("ids") or [record["id"]], number):
+                    found[each] = replace(found[each], acknowledged=task_id)
     return list(found.values())
 
 

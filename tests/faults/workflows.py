@@ -61,7 +61,7 @@ class Entry(NamedTuple):
     """A node as recorded, and how many of its tasks have ended."""
 
     workflow_id: str
-    index: int
+    place: int
     node_id: str
     kind: str
     status: str
@@ -78,7 +78,7 @@ def judge(record: Iterable[Entry]) -> list[str]:
     """What cannot have come about by the rules."""
     flows: dict[str, dict[int, Entry]] = defaultdict(dict)
     for entry in record:
-        flows[entry.workflow_id][entry.index] = entry
+        flows[entry.workflow_id][entry.place] = entry
     return [
         problem for flow in flows.values() for entry in flow.values() for problem in _problems(entry, flow)
     ]
@@ -146,7 +146,8 @@ class Drill:
         self.started += 1
 
     def _node(self, n: int, deps: list[Any]) -> Any:
-        chance, lists = self._random.random(), [dep for dep in deps if isinstance(dep, TaskNode)]
+        chance = self._random.random()
+        lists: list[Any] = [dep for dep in deps if isinstance(dep, TaskNode)]
         if chance < 0.1:
             return sleep_node(self._random.uniform(0.01, 0.3), waits_for=deps)
         if chance < 0.2 and lists:
@@ -186,7 +187,7 @@ class Drill:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.workflows", description=__doc__.splitlines()[0]
+        prog="python -m tests.faults.workflows", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=randrange(10**9))

@@ -18,6 +18,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: int
     narrow_cap: int | None
     task_ms: int
+    session_url: str | None = None  # past the pooler, if there is one
+    clock_seconds: float = 0.0  # how far the clock of every process is off
+    mix: tuple[str, ...]  # of which tasks the producers draw
+    batch: int = 1  # how many they send at once
 
 
 POLICIES = {
@@ -29,4 +33,10 @@ POLICIES = {
     "second_time": Policy(3),
 }
 # In twenty sends.
-MIX = ["plain"] * 7 + ["repeatable"] * 5 + ["busy"] * 3 + ["beside"] * 3 + ["failing", "second_time"]
+MIX = (
+    *("plain",) * 7,
+    *("repeatable",) * 5,
+    *("busy",) * 3,
+    *("beside",) * 3,
+    *("failing", "second_time"),
+)

@@ -8,11 +8,11 @@ from uuid import UUID, uuid4
 from horsies import AppConfig, Horsies, PostgresConfig
 from horsies.storage import tasks, workers
 from horsies.storage.tasks import Ask, Claimed, Completed, NewTask
-from horsies.storage.workers import Beat, Rules
+from horsies.storage.workers import Rules
 from horsies.worker.reaper import reap
 from horsies.worker.settle import Settler
 from tests.model.ledger import Expiry, Row
-from tests.pg.hands import LEASE_SECONDS, OK, Hands
+from tests.pg.hands import OK, Hands
 
 
 class Crewman(Hands):
@@ -20,6 +20,7 @@ class Crewman(Hands):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self.execute("SET lock_timeout = '5s'")  # nothing here has a reason to wait for another session
         self._settler = Settler(Horsies(AppConfig(broker=PostgresConfig(database_url=url))))
 
     def sign_on(self) -> UUID:
@@ -56,9 +57,6 @@ class Crewman(Hands):
         completed = [Completed(ticket.id, ticket.claim_seq, OK) for ticket in tickets]
         return self._run(tasks.exchange(self._connection, completed, ask))
 
-    def beat(self) -> Beat:
-        return self._run(workers.beat(self._connection, self.worker_id, "idle", LEASE_SECONDS))
-
-    def reap(self, quiet_seconds: float) -> int:
+    def rescue(self, quiet_seconds: float) -> int:
         """Bury and rescue, unless the server has been up for less than so many seconds."""
         return self._run(reap(self._connection, self._settler, Rules(quiet_seconds)))

@@ -118,8 +118,15 @@ class Ledger:
         for row in self._current(tickets, "CLAIMED"):
             row.free()
 
-    def release(self, owner: UUID, keep: Collection[str]) -> int:
-        given = [row for row in self.held(owner, *LIVE) if str(row.id) not in keep]
+    def release(self, owner: UUID, keep: Iterable[Claimed]) -> int:
+        kept = {(ticket.id, ticket.claim_seq) for ticket in keep}
+        given = [row for row in self.held(owner, *LIVE) if (str(row.id), row.claim_seq) not in kept]
+        for row in given:
+            row.free()
+        return len(given)
+
+    def give_back(self, tickets: Iterable[Claimed]) -> int:
+        given = self._current(tickets, "RUNNING")
         for row in given:
             row.free()
         return len(given)
@@ -133,7 +140,8 @@ class Ledger:
 
     def _current(self, tickets: Iterable[Claimed], status: str) -> list[Row]:
         """The rows that these tickets are good for."""
-        rows = ((self.rows[ticket.id], ticket.claim_seq) for ticket in tickets)
+        named = dict.fromkeys((ticket.id, ticket.claim_seq) for ticket in tickets)
+        rows = ((self.rows[task_id], number) for task_id, number in named)
         return [row for row, number in rows if row.claim_seq == number and row.status == status]
 
     # Claims

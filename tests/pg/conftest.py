@@ -16,6 +16,7 @@ from horsies.task import Task
 from tests.pg.hands import Hands
 from tests.pg.players import Player
 from tests.support.proxy import Proxy
+from tests.support.soundness import ailments
 
 Add = Task[..., int]
 
@@ -61,7 +62,9 @@ def quiet_url(server_url: str, template: str) -> Iterator[str]:
         admin.execute(
             sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
         )
-        yield server_url.rpartition("/")[0] + f"/{name}"
+        url = server_url.rpartition("/")[0] + f"/{name}"
+        yield url
+        assert ailments(url) == []
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from horsies import PostgresConfig, RetentionConfig
-from horsies.storage import states, tasks, workers
+from horsies.storage import operations, states, tasks, workers
 from horsies.storage.database import connect_worker
+from horsies.storage.operations import Failed
 from horsies.storage.states import Pulse, Snapshot
 from horsies.storage.tasks import Ask, Cap, Claimed, Completed, Failure, Line, Room, Start
 from horsies.storage.workers import Beat, Definition, Registration, Rules
@@ -22,6 +23,7 @@ Key = tuple[int, str, str]
 
 START: Key = (0, "2000-01-01T00:00:00Z", str(UUID(int=0)))
 LEASE_SECONDS = 60.0
+ANY_FAILED = Failed()
 OK = '{"ok":5}'
 ERR = '{"err":{"error_code":"BROKEN","message":"it broke","data":null,"exception":null}}'
 
@@ -127,8 +129,12 @@ class Hands:
         starts = [Start(task.id, task.claim_seq, pid) for task in claimed]
         return self._run(tasks.start(self._connection, starts))
 
-    def release(self, keep: Iterable[str] = ()) -> int:
-        return self._run(tasks.release(self._connection, self.worker_id, keep))
+    def release(self, keep: Iterable[Claimed] = ()) -> int:
+        held = [(task.id, task.claim_seq) for task in keep]
+        return self._run(tasks.release(self._connection, self.worker_id, held))
+
+    def give_back(self, claimed: Iterable[Claimed]) -> int:
+        return self._run(tasks.give_back(self._connection, [(task.id, task.claim_seq) for task in claimed]))
 
     def unclaim(self, claimed: Sequence[Claimed]) -> None:
         self._run(workers.unclaim(self._connection, claimed))
@@ -161,6 +167,16 @@ class Hands:
     def reap(self, rules: Rules, settler: Settler) -> int:
         """Clean up after others; how many tasks were rescued."""
         return self._run(reap(self._connection, settler, rules))
+
+    def requeue(self, which: Failed = ANY_FAILED) -> int:
+        """One batch of failed tasks, as an operator does it."""
+        return self._run(operations.requeue(self._connection, which))
+
+    def suspend(self, queue_name: str) -> bool:
+        return self._run(operations.suspend(self._connection, queue_name, "ann"))
+
+    def resume(self, queue_name: str) -> bool:
+        return self._run(operations.resume(self._connection, queue_name, "ann"))
 
     def wait(self, waiting: bool, state: str = "idle") -> None:
         self._run(workers.wait(self._connection, self.worker_id, waiting, waiting, state))

@@ -165,3 +165,15 @@ def test_settings_say_when_work_is_lost() -> None:
     assert rules_of(AppConfig(recovery=recovery)) == Rules(60.0, 120.0, 300.0, requeue=False, fail=False)
     long_lease = AppConfig(claim_lease_ms=90_000, recovery=recovery)
     assert rules_of(long_lease).quarantine_seconds == 90.0
+
+
+def test_whoever_cleans_up_does_not_wait_for_a_lock_on_the_tasks(ward: Ward) -> None:
+    ward.silence(1)
+    ward.keeper.execute("SET statement_timeout = '5s'")  # what it would wait for is not over by then
+
+    with ward.db.transaction():
+        ward.db.execute("LOCK TABLE horsies_tasks IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            ward.reap()
+
+    assert ward.reap() == 2

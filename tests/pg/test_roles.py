@@ -50,8 +50,12 @@ DEEDS: dict[str, set[str]] = {
     "INSERT INTO horsies_tasks_live (task_name, claim_seq) VALUES ('add', 999)": set(),
     "INSERT INTO horsies_tasks_history (task_name) VALUES ('add')": set(),
     "INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome) VALUES (gen_random_uuid(), 1, 1, 'FAILED')": {
-        "worker"
+        "worker",
+        "operator",
     },
+    "INSERT INTO horsies_suspensions (queue_name, suspended_by) VALUES ('mail', 'ann')": {"operator"},
+    "DELETE FROM horsies_suspensions": {"operator"},
+    "DELETE FROM horsies_actions": {"worker"},
     "UPDATE horsies_tasks_live SET awaited = true": SENDERS,
     "SELECT FROM horsies_tasks_live FOR UPDATE": SENDERS,
     CLAIM: {"worker"},
@@ -61,13 +65,15 @@ DEEDS: dict[str, set[str]] = {
     "UPDATE horsies_tasks SET kwargs = '{}'": set(),
     "UPDATE horsies_tasks SET task_name = 'other'": set(),
     "UPDATE horsies_tasks_live SET queue_name = 'other'": set(),
-    "UPDATE horsies_tasks_history SET result = NULL": set(),
+    "UPDATE horsies_tasks_history SET result = NULL": {"worker"},
+    "UPDATE horsies_tasks_history SET error_code = NULL": set(),
+    "SELECT horsies_drop_history(now())": {"worker"},
     "UPDATE horsies_idempotency_keys SET task_id = gen_random_uuid()": set(),
     "DELETE FROM horsies_tasks": set(),
     "DELETE FROM horsies_tasks_live": set(),
-    "DELETE FROM horsies_tasks_history": {"operator"},
-    "DELETE FROM horsies_attempts": {"operator"},
-    "DELETE FROM horsies_idempotency_keys": {"operator"},
+    "DELETE FROM horsies_tasks_history": {"worker", "operator"},
+    "DELETE FROM horsies_attempts": {"worker", "operator"},
+    "DELETE FROM horsies_idempotency_keys": {"worker", "operator"},
     "DELETE FROM horsies_workers": {"worker"},
     "INSERT INTO horsies_workflows (id, root_workflow_id, open_tasks, status, on_error, name, definition_key)"
     " VALUES (gen_random_uuid(), gen_random_uuid(), 0, 'COMPLETED', 'FAIL', 'w', 'k')": {
@@ -79,11 +85,11 @@ DEEDS: dict[str, set[str]] = {
     "UPDATE horsies_workflows SET name = 'other'": set(),
     "UPDATE horsies_workflow_tasks SET status = 'SKIPPED'": {"worker", "operator"},
     "UPDATE horsies_workflow_tasks SET task_kwargs = '{}'": set(),
-    "DELETE FROM horsies_workflows": set(),
+    "DELETE FROM horsies_workflows": {"worker"},
     "UPDATE horsies_workers SET dead_at = now()": {"worker"},
     "UPDATE horsies_workers SET worker_id = gen_random_uuid()": set(),
     "SELECT hostname FROM horsies_workers": {"worker", *READERS},
-    "SELECT * FROM horsies_attempts": READERS,
+    "SELECT * FROM horsies_attempts": {"worker", *READERS},
     "UPDATE horsies_rates SET spent_until = now()": {"worker"},
     "UPDATE horsies_task_definitions SET queue_name = 'other'": {"worker"},
     "DELETE FROM horsies_task_definitions": set(),
@@ -197,7 +203,7 @@ def test_a_viewer_writes_nothing_at_all(house: House, relations: list[str]) -> N
                 assert not is_allowed(connection, deed), deed
 
 
-@pytest.mark.parametrize("noun", ["tasks", "workers", "states", "schedules", "workflows"])
+@pytest.mark.parametrize("noun", ["tasks", "workers", "states", "schedules", "retention", "workflows"])
 def test_every_statement_is_allowed_to_who_runs_it(house: House, noun: str) -> None:
     """A plan is made with all parameters NULL: rights are checked when it is about to run."""
     for role in sorted(SENDERS):
@@ -205,6 +211,18 @@ def test_every_statement_is_allowed_to_who_runs_it(house: House, noun: str) -> N
             for verb, statement in statements(noun).items():
                 if role == OWNERS.get(noun, "worker") or verb in (WATCHES if noun == "workflows" else SENDS):
                     connection.execute(b"EXPLAIN " + statement, defaultdict(lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("noun", "roles"), [("monitor", READERS), ("why", READERS), ("operations", {"operator"})]
+)
+def test_every_question_and_act_is_allowed_to_who_may_have_it(
+    house: House, noun: str, roles: set[str]
+) -> None:
+    for role in sorted(roles):
+        with psycopg.connect(house.url(role), cursor_factory=psycopg.ClientCursor) as connection:
+            for statement in statements(noun).values():
+                connection.execute(b"EXPLAIN " + statement, defaultdict(lambda: None))
 
 
 @pytest.mark.parametrize("role", sorted(SENDERS))

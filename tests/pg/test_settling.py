@@ -232,7 +232,7 @@ def test_release_gives_back_all_but_what_is_named(hire: Callable[[], Hands], add
     kept, *given = ours.run_next(limit=2) + ours.claim(limit=2)
     theirs.claim()
 
-    assert ours.release(keep=[kept.id]) == 3
+    assert ours.release(keep=[kept]) == 3
 
     rows = db.execute("SELECT * FROM horsies_tasks").fetchall()
     pending = [row for row in rows if row["status"] == "PENDING"]
@@ -240,6 +240,26 @@ def test_release_gives_back_all_but_what_is_named(hire: Callable[[], Hands], add
     assert {(row["claim_seq"], row["started_at"], row["worker_pid"]) for row in pending} == {(2, None, None)}
     assert ours.complete(given) == 0
     assert ours.complete([kept]) == 1
+
+
+def test_a_task_that_was_given_twice_is_kept_only_by_its_latest_number(
+    add: Add, hands: Hands, db: Db
+) -> None:
+    add.send(1).unwrap()
+    old = hands.run_next()
+    hands.fail(old, delay_seconds=0)
+    hands.run_next()  # as if the reply had been lost
+
+    assert hands.release(keep=old) == 1
+    assert task(db)["status"] == "PENDING"
+
+
+def test_a_failure_that_is_said_twice_counts_once(add: Add, hands: Hands, db: Db) -> None:
+    handle = add.send(1).unwrap()
+
+    assert hands.fail(2 * hands.run_next(), delay_seconds=0) == {handle.task_id: True}
+
+    assert (task(db)["retry_count"], len(attempts(db))) == (1, 1)
 
 
 def test_only_what_was_never_started_is_unclaimed(add: Add, hands: Hands, db: Db) -> None:

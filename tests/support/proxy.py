@@ -7,6 +7,7 @@ bad network does at the worst moment: let the server carry out a statement and n
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import threading
@@ -21,6 +22,8 @@ Fault = Literal["reply", "statement"]
 # How a client's message begins that asks for something: Parse, Bind or Query.
 _STATEMENTS = (b"P", b"B", b"Q")
 _READY = b"Z\x00\x00\x00\x05"
+_APPLICATION = re.compile(rb"application_name\0([^\0]*)\0")
+DEAF_SECONDS = 0.05
 
 
 class Proxy:
@@ -38,6 +41,7 @@ class Proxy:
         self._random = Random()
         self._open = asyncio.Event()
         self._open.set()
+        self.deaf = ""  # connections of applications of this name hear and say nothing
         self.refusing = False
         self.delay = 0.0  # seconds that everything takes, each way
         self.lost = 0
@@ -105,6 +109,7 @@ class Proxy:
     async def _close(self) -> None:
         self._listener.close()
         self._open.set()
+        self.deaf = ""
         await self._cut()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*others, return_exceptions=True)
@@ -126,11 +131,13 @@ class Proxy:
         finally:
             self._links.discard(link)
 
-    async def passage(self) -> None:
+    async def passage(self, application: str = "") -> None:
         """Wait as long as the way through takes."""
         if self.delay:
             await asyncio.sleep(self.delay)
         await self._open.wait()
+        while self.deaf and self.deaf == application:
+            await asyncio.sleep(DEAF_SECONDS)
 
     def next_fault(self, data: bytes) -> Fault | None:
         """What befalls the statement that has just come."""
@@ -161,6 +168,7 @@ class _Link:
         self._answering = False
         self._swallowing = False
         self.is_stranded = False
+        self._application = ""
 
     async def run(self) -> None:
         both = [asyncio.create_task(self._upstream()), asyncio.create_task(self._downstream())]
@@ -174,20 +182,22 @@ class _Link:
 
     async def _upstream(self) -> None:
         while data := await self._client_reader.read(1 << 16):
+            if name := _APPLICATION.search(data):
+                self._application = name[1].decode()
             if not self._answering and data.startswith(_STATEMENTS):
                 self._answering = True
                 fault = self._proxy.next_fault(data)
                 if fault == "statement":
                     return
                 self._swallowing = fault == "reply"
-            await self._proxy.passage()
+            await self._proxy.passage(self._application)
             if not self.is_stranded:
                 self._server.write(data)
 
     async def _downstream(self) -> None:
         while data := await self._server_reader.read(1 << 16):
             is_ready = _READY in data
-            await self._proxy.passage()
+            await self._proxy.passage(self._application)
             if self.is_stranded:
                 continue
             if not self._swallowing:

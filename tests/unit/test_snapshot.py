@@ -63,13 +63,10 @@ def limits(**changes: Any) -> Limits:
     return Limits(**{**facts, **changes})
 
 
-def agenda_of(
-    snapshot_seconds: int, beat_seconds: int = 120, prune_seconds: int = 600, *, now: float
-) -> Agenda:
+def agenda_of(snapshot_seconds: int, beat_seconds: int = 120, *, now: float) -> Agenda:
     recovery = RecoveryConfig(
         worker_state_snapshot_interval_ms=snapshot_seconds * 1_000,
         runner_heartbeat_interval_ms=beat_seconds * 1_000,
-        check_interval_ms=prune_seconds * 1_000,
     )
     return Agenda(recovery, now)
 
@@ -118,14 +115,6 @@ def test_another_run_of_the_same_task_has_not_lasted():
     agenda.due(doing(run(1)), 30)
 
     assert agenda.due(doing(run(1, claim_seq=2)), 60).lasting == []
-
-
-def test_what_is_old_is_looked_for_at_every_check_and_not_at_the_start():
-    agenda = agenda_of(300, prune_seconds=20, now=0)
-
-    due = [agenda.due(doing(), now).prune for now in (0, 19, 20, 21, 40)]
-
-    assert due == [False, False, True, False, True]
 
 
 def test_nothing_is_due_in_between():

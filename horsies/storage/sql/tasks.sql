@@ -283,22 +283,23 @@ RETURNING task.id;
 -- End attempts that failed. With a delay the task goes back to PENDING, unless it would be due too late; else, and
 -- without one, it is FAILED. One that is missing from the answer is no longer ours.
 WITH outcome AS (
-    SELECT said.*, task.queue_name, task.started_at, task.retry_count, task.claimed_by_worker_id,
+    SELECT said.*, task.queue_name, task.started_at, task.retry_count, task.earlier_attempts, task.claimed_by_worker_id,
            task.worker_hostname, task.worker_pid, task.worker_process_name,
            now() + make_interval(secs => said.delay_seconds) AS due,
            said.delay_seconds IS NOT NULL
                AND (task.good_until IS NULL
                     OR now() + make_interval(secs => said.delay_seconds) < task.good_until) AS again
-      FROM json_to_recordset(CAST(%(failures)s AS json)) AS said (
-               id uuid, claim_seq integer, result text, error_code text, error_message text, failed_reason text,
-               delay_seconds double precision, crashed boolean)
+      FROM (SELECT DISTINCT ON (id, claim_seq) *
+              FROM json_to_recordset(CAST(%(failures)s AS json)) AS said (
+                       id uuid, claim_seq integer, result text, error_code text, error_message text,
+                       failed_reason text, delay_seconds double precision, crashed boolean)) AS said
       JOIN horsies_tasks_live AS task
         ON task.id = said.id AND task.claim_seq = said.claim_seq AND task.status = 'RUNNING'
        FOR UPDATE OF task
 ), kept AS (
     INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, error_code, error_message,
                                   failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
-    SELECT id, claim_seq, retry_count + 1, 'FAILED', started_at, error_code, error_message,
+    SELECT id, claim_seq, earlier_attempts + retry_count + 1, 'FAILED', started_at, error_code, error_message,
            failed_reason, claimed_by_worker_id, worker_hostname, worker_pid, worker_process_name
       FROM outcome WHERE again
 ), ended AS (
@@ -333,12 +334,15 @@ SELECT id, again, CASE WHEN awaited AND NOT again THEN pg_notify('task_done', id
   FROM ended CROSS JOIN woken;
 
 -- name: release
--- Give back what this worker holds and has not started, or was never told that it holds: all but the tasks named.
+-- Give back what this worker holds and has not started, or was never told that it holds: all but the tasks named. One
+-- that it held once, and was given again by a reply that was lost, has another number by now and goes back, too.
 WITH freed AS (
     UPDATE horsies_tasks_live AS task
        SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
            claim_expires_at = NULL, started_at = NULL, worker_pid = NULL
-     WHERE task.claimed_by_worker_id = %(worker_id)s AND task.id <> ALL (%(keep)s::uuid[])
+     WHERE task.claimed_by_worker_id = %(worker_id)s
+       AND (task.id, task.claim_seq) NOT IN (SELECT id, claim_seq FROM json_to_recordset(CAST(%(keep)s AS json))
+                                                 AS held (id uuid, claim_seq integer))
     RETURNING task.id, task.queue_name
 ), woken AS (
     SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))

@@ -40,11 +40,13 @@ ON CONFLICT (rate_key) DO UPDATE SET seconds = excluded.seconds, burst = exclude
 SELECT rate_key FROM horsies_rates ORDER BY rate_key;
 
 -- name: prepare_history
-SELECT horsies_prepare_history(7);
+-- Whoever keeps a lease over this connection cannot wait for a lock on the tasks.
+SELECT set_config('lock_timeout', '500ms', true), horsies_prepare_history(7);
 
 -- name: beat
 -- Renew the lease. A late renewal revives it; no row in the answer means that the worker was declared dead. Tells
--- whether another worker's lease has run out, and whether this one leads: the oldest whose lease holds cleans up for all.
+-- whether another worker's lease has run out, whether this one leads (the oldest whose lease holds cleans up for all), and
+-- which queues are suspended.
 UPDATE horsies_workers
    SET lease_expires_at = greatest(lease_expires_at, now() + make_interval(secs => %(lease_seconds)s)),
        last_beat_at = now(), state = %(state)s
@@ -52,7 +54,8 @@ UPDATE horsies_workers
 RETURNING EXISTS (SELECT FROM horsies_workers AS other WHERE other.dead_at IS NULL AND other.lease_expires_at < now()),
           NOT EXISTS (SELECT FROM horsies_workers AS other
                        WHERE other.dead_at IS NULL AND other.lease_expires_at >= now()
-                         AND (other.started_at, other.worker_id) < (horsies_workers.started_at, horsies_workers.worker_id));
+                         AND (other.started_at, other.worker_id) < (horsies_workers.started_at, horsies_workers.worker_id)),
+          ARRAY (SELECT queue_name FROM horsies_suspensions);
 
 -- name: wait
 -- Say whether this worker sleeps until it is notified of a plain or an async task, and how it is. Losing this in a crash
@@ -70,7 +73,8 @@ SELECT pid FROM pg_stat_activity WHERE pid = ANY (%(sessions)s::int[]);
 DELETE FROM horsies_workers WHERE worker_id = %(worker_id)s;
 
 -- name: lead
-SELECT pg_try_advisory_xact_lock(7240118054);
+-- Nor here, to the end of the transaction: what cannot be rescued now is rescued later.
+SELECT pg_try_advisory_xact_lock(7240118054), set_config('lock_timeout', '500ms', true);
 
 -- name: bury
 -- Declare workers dead whose lease ran out and who were silent for long enough, and forget those that died long ago. Not

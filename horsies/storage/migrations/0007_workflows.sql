@@ -30,6 +30,7 @@ CREATE TABLE horsies_workflows (
     CONSTRAINT horsies_workflows_open CHECK (open_tasks >= 0)
 ) WITH (fillfactor = 50);
 CREATE INDEX horsies_workflows_parent ON horsies_workflows (parent_workflow_id) WHERE parent_workflow_id IS NOT NULL;
+CREATE INDEX horsies_workflows_age ON horsies_workflows (completed_at) WHERE completed_at IS NOT NULL;
 CREATE INDEX horsies_workflows_deadline ON horsies_workflows (deadline_at) WHERE deadline_at IS NOT NULL;
 
 -- One row for each node, with all that it will need. Columns that a step changes stand together, and none of them is

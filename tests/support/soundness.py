@@ -1,0 +1,14 @@
+"""What the doctor says of a database when a test has done with it."""
+
+from __future__ import annotations
+
+import psycopg
+
+from horsies.storage.doctor import INVARIANTS, Finding, Terms, findings, question
+
+
+def ailments(url: str) -> list[Finding]:
+    """The invariants that a database violates."""
+    with psycopg.connect(url, autocommit=True, options="-c statement_timeout=10s") as connection:
+        rows = connection.execute(question(INVARIANTS), Terms()._asdict()).fetchall()
+    return findings(INVARIANTS, rows)

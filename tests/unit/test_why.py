@@ -1,0 +1,112 @@
+"""Why a task is not running, in the order in which it matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horsies.spans import seconds_of, span
+from horsies.storage.why import MOST_AHEAD, Facts, reasons
+
+READY = Facts(
+    id="1",
+    task_name="add",
+    status="PENDING",
+    queue_name="mail",
+    is_async=False,
+    priority=100,
+    due_in=-1.0,
+    expires_in=None,
+    was_tried=False,
+    error_code=None,
+    worker_hostname=None,
+    worker_pid=None,
+    since=None,
+    all_suspended=False,
+    queue_suspended=False,
+    workers=1,
+    serving=1,
+    is_known=True,
+    queue_limit=None,
+    queue_in_flight=0,
+    cluster_limit=None,
+    cluster_in_flight=0,
+    rate_allows_in=None,
+    ahead=0,
+    slots=2,
+    running=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, "any moment"),
+        ({"due_in": 90.0}, "due in 1 min"),
+        ({"due_in": 90.0, "was_tried": True}, "tried again in 1 min"),
+        ({"expires_in": -1.0}, "EXPIRED"),
+        ({"all_suspended": True}, "`horsies resume`"),
+        ({"queue_suspended": True}, "`horsies resume --queue mail`"),
+        ({"workers": 0, "serving": 0}, "`horsies worker`"),
+        ({"workers": 3, "serving": 0}, "None of the 3 workers serves queue mail"),
+        ({"is_known": False}, "ever known a task add"),
+        ({"queue_limit": 0}, "max_concurrency=0"),
+        ({"queue_limit": 2, "queue_in_flight": 2}, "as many tasks as it may (2)"),
+        ({"cluster_limit": 5, "cluster_in_flight": 5}, "cluster_wide_cap"),
+        ({"rate_allows_in": 30.0}, "allowed in 30 s"),
+        ({"ahead": 7}, "behind 7 tasks"),
+        ({"ahead": MOST_AHEAD}, "behind more than 10,000 tasks"),
+        ({"running": 2}, "All 2 processes"),
+        ({"status": "RUNNING", "worker_hostname": "h", "worker_pid": 7, "since": 5.0}, "running on h in process 7"),
+        ({"status": "CLAIMED", "worker_hostname": "h", "since": 5.0}, "claimed it"),
+        ({"status": "FAILED", "error_code": "BROKEN", "since": 5.0}, "`horsies requeue 1`"),
+        ({"status": "COMPLETED", "since": 5.0}, "COMPLETED"),
+    ],
+)  # fmt: skip
+def test_each_reason_is_one_sentence(facts: dict[str, Any], words: str) -> None:
+    (sentence,) = reasons(READY._replace(**facts))
+
+    assert words in sentence
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"queue_limit": 2, "queue_in_flight": 1},
+        {"cluster_limit": 5, "cluster_in_flight": 4},
+        {"rate_allows_in": -1.0},
+        {"is_async": True, "running": 2},
+    ],
+)
+def test_what_does_not_hold_it_up_is_not_named(facts: dict[str, Any]) -> None:
+    assert reasons(READY._replace(**facts)) == reasons(READY)
+
+
+def test_the_reason_that_matters_most_comes_first() -> None:
+    sentences = reasons(READY._replace(all_suspended=True, due_in=5.0, workers=0, serving=0, ahead=3))
+
+    assert [sentence.split()[0] for sentence in sentences] == ["All", "It", "No", "It"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("15m", 900), ("12h", 43_200), ("7d", 604_800), ("0s", 0)]
+)
+def test_durations_are_written_with_a_unit(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "7 d", "-7d", "7w", "1.5h", "7d "])
+def test_anything_else_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="30s, 15m, 12h or 7d"):
+        seconds_of(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.25, "0.25 s"), (9.9, "9.9 s"), (42, "42 s"), (60, "1 min"), (7_199, "119 min"), (7_200, "2 h"),
+     (172_800, "2 d"), (-75, "-1 min")],
+)  # fmt: skip
+def test_durations_are_said_as_people_do(seconds: float, text: str) -> None:
+    assert span(seconds) == text
