@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from horsies import (
     Horsies,
     OnError,
     OutcomeCode,
+    PostgresConfig,
+    RetentionConfig,
     SubWorkflowNode,
     TaskError,
     TaskNode,
@@ -23,6 +26,8 @@ from horsies import (
     map_node,
     signal_node,
 )
+from horsies.storage.database import connect
+from horsies.worker.janitor import sweep
 from horsies.workflow.definition import DEFINITIONS
 from tests.pg.players import Player, play
 
@@ -241,3 +246,26 @@ def test_a_value_that_cannot_be_sent_is_refused(app: Horsies) -> None:
 
     assert error.code == "INTERNAL_FAILED"
     assert "word" in error.message
+
+
+def test_a_workflow_is_deleted_with_its_parts_after_its_time(
+    app: Horsies, task: Any, player: Player, db: Db, database_url: str
+) -> None:
+    handle = with_part(app, task).start().unwrap()
+    running = with_part(app, task).start().unwrap()
+    held = player.claim()
+    play(player, handle, [each for each in held if each.workflow_id == below(app, handle).workflow_id])
+    db.execute(
+        "UPDATE horsies_workflows SET completed_at = now() - interval '1 year' WHERE completed_at IS NOT NULL"
+    )
+
+    async def sweep_once() -> None:
+        async with await connect(PostgresConfig(database_url=database_url)) as connection:
+            await sweep(connection, RetentionConfig())
+
+    asyncio.run(sweep_once())
+
+    assert handle.status().is_err()
+    assert running.status().unwrap() is WorkflowStatus.RUNNING
+    left = db.execute("SELECT count(*) AS n FROM horsies_workflow_tasks").fetchone()
+    assert left == {"n": 4}
