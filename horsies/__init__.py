@@ -107,7 +107,8 @@ from horsies.workflow.functions import (
     start_workflow,
     start_workflow_async,
 )
-from horsies.workflow.handle import SubWorkflowSummary, WorkflowHandle, WorkflowTaskInfo
+from horsies.workflow.handle import WorkflowHandle
+from horsies.workflow.info import SubWorkflowSummary, WorkflowTaskInfo
 from horsies.workflow.nodes import (
     AnyNode,
     NodeKey,

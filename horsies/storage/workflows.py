@@ -46,6 +46,12 @@ NO_LIST = (
 )
 
 
+NOT_BUILT = (
+    '{"err":{"error_code":{"__builtin_task_code__":"SUBWORKFLOW_LOAD_FAILED"},'
+    '"message":"what was built for this node cannot be read","data":null,"exception":null}}'
+)
+
+
 class NewFlow(msgspec.Struct, frozen=True, kw_only=True):
     """A workflow that is about to be stored."""
 
@@ -366,7 +372,11 @@ async def _adopt(connection: Connection, nodes: Sequence[Ref]) -> list[Event]:
     cursor = await connection.execute(SQL["built"], {"nodes": _refs(nodes)})
     events: list[Event] = []
     for flow_id, index, result in await cursor.fetchall():
-        rows = msgspec.json.decode(result, type=_Built).ok
+        try:
+            rows = msgspec.json.decode(result, type=_Built).ok
+        except msgspec.MsgspecError:  # made by another version, say
+            events.append(Ended(flow_id, index, FAILED, NOT_BUILT))
+            continue
         child = rows.flows[0].id
         await start(connection, Plan(rows.flows, rows.nodes))
         values = {"workflow_id": flow_id, "task_index": index, "child": child}

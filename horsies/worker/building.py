@@ -6,7 +6,7 @@ built fails its node, and nothing else.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -19,6 +19,7 @@ from horsies.workflow.context import Inputs, read_inputs
 from horsies.workflow.definition import DEFINITIONS
 from horsies.workflow.rows import part
 from horsies.workflow.spec import build
+from horsies.workflow.types import hints_of
 
 
 class _Asked(msgspec.Struct):
@@ -42,7 +43,7 @@ def build_part(registry: TaskRegistry, kwargs: str | None, inputs: str | None) -
 
 def _results(definition: Any, fed: Inputs) -> dict[str, Any]:
     """The results of other nodes, read as `build_with` has annotated them."""
-    types = getattr(definition.build_with, "__annotations__", {})
+    types = hints_of(definition)
     return {
         name: decode_result(bytes(document), _value_type(types.get(name)))
         for name, document in (fed.args or {}).items()
@@ -50,8 +51,11 @@ def _results(definition: Any, fed: Inputs) -> dict[str, Any]:
 
 
 def _value_type(annotation: Any) -> Any:
-    parts = getattr(annotation, "__args__", ())
-    return parts[0] if parts else Any
+    """The T of `TaskResult[T, TaskError]`, also where that is one of several; Any when it says nothing of the kind."""
+    for each in (annotation, *get_args(annotation)):
+        if get_origin(each) is TaskResult:
+            return get_args(each)[0]
+    return Any
 
 
 def _failed(message: str) -> TaskResult[Any, TaskError]:

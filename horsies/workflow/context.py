@@ -15,9 +15,9 @@ import msgspec
 from horsies.codec import Signature, decode_result
 from horsies.errors import WorkflowContextMissingIdError
 from horsies.results import TaskError, TaskResult
-from horsies.workflow.handle import SubWorkflowSummary, summary_of
+from horsies.workflow.info import SubWorkflowSummary, summary_of
 from horsies.workflow.nodes import Node, NodeKey
-from horsies.workflow.validate import value_type_of
+from horsies.workflow.types import value_type_of
 
 V = TypeVar("V")
 

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
 
+from horsies.codec.schema import type_name
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.workflow.nodes import AnyNode, Blueprint, Node, OnError, SuccessPolicy
 from horsies.workflow.spec import WorkflowSpec
-from horsies.workflow.validate import value_type_of
+from horsies.workflow.types import value_type_of
 
 T = TypeVar("T")
 DEFINITIONS: dict[str, type[WorkflowDefinition[Any]]] = {}
@@ -109,7 +110,7 @@ def _check_output(cls: type[WorkflowDefinition[Any]], output: AnyNode | None) ->
         raise WorkflowValidationError(
             f"{cls.__name__} promises {promised}, and its output gives {given}",
             code=ErrorCode.WORKFLOW_OUTPUT_TYPE_MISMATCH,
-            help_text=f"write WorkflowDefinition[{getattr(given, '__name__', given)}], or choose another output",
+            help_text=f"write WorkflowDefinition[{type_name(given)}], or choose another output",
         )
 
 

@@ -7,9 +7,7 @@ done is an `Err` with a code.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -38,6 +36,7 @@ from horsies.status import (
 from horsies.storage import steering, workflows
 from horsies.storage.database import TRANSIENT, Connection
 from horsies.storage.workflows import FlowSeen
+from horsies.workflow.info import WorkflowTaskInfo, summary_of
 from horsies.workflow.nodes import AnyNode, Node, NodeKey
 
 T = TypeVar("T")
@@ -52,40 +51,6 @@ _ENDINGS: dict[str, tuple[BuiltInTaskCode, str]] = {
     WorkflowStatus.PAUSED: (OutcomeCode.WORKFLOW_PAUSED, "the workflow is paused; resume it to go on"),
     WorkflowStatus.FAILED: (OutcomeCode.WORKFLOW_FAILED, "the workflow has failed"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubWorkflowSummary:
-    """What came of a workflow that ran as a node of another."""
-
-    status: WorkflowStatus
-    output: Any
-    total_tasks: int
-    completed_tasks: int
-    failed_tasks: int
-    skipped_tasks: int
-    error_summary: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowTaskInfo:
-    """A node of a workflow as recorded."""
-
-    index: int
-    node_id: str
-    kind: str
-    name: str
-    status: WorkflowTaskStatus
-    task_id: str | None
-    sub_workflow_id: str | None
-    queue_name: str | None
-    priority: int | None
-    dependencies: tuple[int, ...]
-    started_at: datetime | None
-    completed_at: datetime | None
-    due_at: datetime | None
-    result: TaskResult[Any, TaskError] | None
-    summary: SubWorkflowSummary | None
 
 
 class WorkflowHandle(Generic[T]):
@@ -385,11 +350,6 @@ class WorkflowHandle(Generic[T]):
                 exception=error,
             )
         )
-
-
-def summary_of(document: Mapping[str, Any]) -> SubWorkflowSummary:
-    facts = {**document, "status": WorkflowStatus(document["status"])}
-    return SubWorkflowSummary(**cast("dict[str, Any]", facts))
 
 
 def as_uuid(workflow_id: str) -> UUID | None:

@@ -23,7 +23,7 @@ from horsies.workflow.advance import Kind
 from horsies.workflow.context import Inputs
 from horsies.workflow.graph import Entry, Policy, dependents_of
 from horsies.workflow.nodes import FedNode, MapNode, Node, SignalNode, SleepNode, SubWorkflowNode, TaskNode
-from horsies.workflow.validate import as_map, map_param
+from horsies.workflow.types import as_map, map_param
 
 # The task that builds a workflow whose parameters come from other nodes. No task of a user's can have this name.
 BUILD = "horsies:build_workflow"

@@ -29,13 +29,13 @@ from horsies.workflow.graph import Entry, Policy, Resolver, wrong
 from horsies.workflow.handle import WorkflowHandle
 from horsies.workflow.nodes import AnyNode, Node, OnError, SubWorkflowNode, SuccessPolicy
 from horsies.workflow.rows import TooLarge, plan
+from horsies.workflow.types import value_type_of
 from horsies.workflow.validate import (
     check_deadline,
     check_entry,
     check_graph,
     check_ids,
     check_policy,
-    value_type_of,
 )
 
 T_co = TypeVar("T_co", covariant=True)

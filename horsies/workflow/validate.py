@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin
 
 from horsies.codec import ArgumentError
+from horsies.codec.schema import type_name
 from horsies.config import CustomQueueConfig
 from horsies.errors import ErrorCode, HorsiesError, is_whole_number
 from horsies.results import TaskResult
@@ -28,6 +29,7 @@ from horsies.workflow.nodes import (
     SubWorkflowNode,
     TaskNode,
 )
+from horsies.workflow.types import as_map, hints_of, map_param, value_type_of
 
 _NODE_ID = re.compile(r"[A-Za-z0-9_\-:.]{1,128}")
 _ID_REMEDY = "use 1 to 128 letters, digits and any of _ - : ."
@@ -124,21 +126,6 @@ def check_deadline(seconds: object) -> Errors:
         )
 
 
-def value_type_of(node: AnyNode) -> Any:
-    """What a node gives on success, as far as it is known."""
-    match node:
-        case TaskNode():
-            return node.fn.definition.signature.value_type
-        case MapNode():
-            return list[cast("MapNode[Any]", node).fn.definition.signature.value_type]
-        case SubWorkflowNode():
-            return node.workflow_def.value_type()
-        case SleepNode():
-            return NoneType
-        case _:
-            return Any
-
-
 def _sources(entry: Entry) -> Errors:
     """What a node is fed or may look at, it must also wait for."""
     for name, index in entry.args_from.items():
@@ -221,7 +208,7 @@ def _fits(entry: Entry, name: str, parameter: inspect.Parameter, source: AnyNode
             ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH,
             f"{where} takes {name!r} from {source.node_id or 'a node'!r}, which gives {given}, "
             f"and it is annotated {parameter.annotation}",
-            f"annotate it as TaskResult[{getattr(given, '__name__', given)}, TaskError]",
+            f"annotate it as TaskResult[{type_name(given)}, TaskError]",
         )
     may_be_open = isinstance(entry.node, FedNode) and entry.node.join != "all"
     if may_be_open and parameter.default is parameter.empty:
@@ -296,8 +283,9 @@ def _build_parameters(entry: Entry, entries: Sequence[Entry], node: SubWorkflowN
     """Whether `build_with` can be called with what the node is given."""
     given = {*entry.kwargs, *entry.args_from}
     signature = inspect.signature(node.workflow_def.build_with)
+    hints = hints_of(node.workflow_def)
     parameters = {
-        name: parameter
+        name: parameter.replace(annotation=hints.get(name, Any))
         for name, parameter in list(signature.parameters.items())[1:]
         if parameter.kind is not parameter.VAR_KEYWORD
     }
@@ -318,28 +306,13 @@ def _build_parameters(entry: Entry, entries: Sequence[Entry], node: SubWorkflowN
         )
         return
     for name, index in entry.args_from.items():
-        if name in parameters and parameters[name].annotation is not inspect.Parameter.empty:
+        if name in parameters:
             yield from _fits(entry, name, parameters[name], entries[index].node)
 
 
 def _has_own_build_with(node: SubWorkflowNode[Any]) -> bool:
     owner = next(each for each in node.workflow_def.__mro__ if "build_with" in vars(each))
     return not owner.__module__.startswith("horsies.workflow")
-
-
-def as_map(entry: Entry) -> MapNode[Any]:
-    """The node of an entry that is known to be a map."""
-    return cast("MapNode[Any]", entry.node)
-
-
-def map_param(entry: Entry, node: MapNode[Any]) -> str | None:
-    """The parameter that takes the items; None when it cannot be told."""
-    if node.param is not None:
-        return node.param
-    parameters = node.fn.definition.signature.parameters
-    open_ones = [name for name in parameters if name not in entry.kwargs]
-    required = [name for name in open_ones if parameters[name].default is inspect.Parameter.empty]
-    return next((found[0] for found in (required, open_ones) if len(found) == 1), None)
 
 
 def _map(entry: Entry, entries: Sequence[Entry], node: MapNode[Any]) -> Errors:

@@ -269,3 +269,25 @@ def test_a_workflow_is_deleted_with_its_parts_after_its_time(
     assert running.status().unwrap() is WorkflowStatus.RUNNING
     left = db.execute("SELECT count(*) AS n FROM horsies_workflow_tasks").fetchone()
     assert left == {"n": 4}
+
+
+def test_a_part_that_was_built_by_another_version_fails_its_node_alone(
+    app: Horsies, task: Any, player: Player
+) -> None:
+    class Sized(WorkflowDefinition[Any]):
+        name = "sized"
+        definition_key = "steering.sized"
+
+        @classmethod
+        def build_with(cls, app: Any, *, size: TaskResult[list[int], TaskError]) -> WorkflowSpec[Any]:
+            raise NotImplementedError
+
+    first = task.node(node_id="first")(n=1)
+    part = SubWorkflowNode(Sized, waits_for=[first], args_from={"size": first}, node_id="part")
+    free = task.node(node_id="free", waits_for=[first])(n=2)
+    handle = app.workflow("built", [first, part, free], definition_key="built").start().unwrap()
+
+    player.complete(player.complete(player.claim()))
+
+    assert states(handle) == {"first": "COMPLETED", "part": "FAILED", "free": "COMPLETED"}
+    assert handle.get(timeout_ms=0).err_value.error_code == "SUBWORKFLOW_LOAD_FAILED"
