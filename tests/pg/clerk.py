@@ -51,10 +51,14 @@ class Clerk:
         self.know(*(schedule.name for schedule in given))
         self._run(write_down(self.connection, self._starters, given))
 
+    def take_once(self) -> int:
+        """Take turns in one transaction; how many there were."""
+        return self._run(self._turns.take(self.connection))
+
     def take(self) -> int:
         """Take turns until none is left; how many there were."""
         taken = 0
-        while now := self._run(self._turns.take(self.connection)):
+        while now := self.take_once():
             taken += now
         return taken
 

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import psycopg
 import pytest
 
-from horsies import CronSchedule, Horsies, RetryPolicy, TaskError, TaskResult
+from horsies import CronSchedule, Horsies, IntervalSchedule, RetryPolicy, TaskError, TaskResult
 from horsies.storage.ids import not_before, slot_id
 from tests.pg.clerk import Clerk, every_minute
 from tests.pg.conftest import define_add
@@ -333,7 +333,7 @@ def test_a_broken_schedule_says_what_is_wrong_and_the_others_run(
     broken = state(db, "broken")
     assert complaint in broken["error"]
     assert broken["error_at"] is not None
-    assert broken["run_count"] == 0
+    assert (broken["run_count"], broken["skip_count"]) == (0, 0)
     assert (broken["next_run_at"] > slot) == moves_on
     assert clerk.aside == ([] if moves_on else ["broken"])
 
@@ -428,6 +428,36 @@ def test_a_lost_connection_is_no_fault_of_a_schedule(clerk: Clerk, hire_clerk: A
 def test_a_scheduler_that_is_stopped_in_its_turn_loses_it(clerk: Clerk) -> None:
     assert clerk.setting("idle_in_transaction_session_timeout") == "10s"
     assert clerk.setting("lock_timeout") == "500ms"
+
+
+def test_so_many_runs_make_a_transaction_and_no_more(clerk: Clerk, db: Db) -> None:
+    names = ["a", "b", "c"]
+    pattern = IntervalSchedule(seconds=1)
+    clerk.write_down(
+        *(every_minute(n, pattern=pattern, catch_up_missed=True, max_catch_up_runs=900) for n in names)
+    )
+    put_back(db, 900)
+
+    assert clerk.take_once() == 3
+    assert sorted(state(db, name)["run_count"] for name in names) == [0, 900, 900]
+
+    clerk.take()
+    assert [state(db, name)["run_count"] for name in names] == [900, 900, 900]
+
+
+def test_what_keeps_a_schedule_from_being_run_is_said_aloud_once(
+    clerk: Clerk, db: Db, caplog: pytest.LogCaptureFixture
+) -> None:
+    clerk.write_down(every_minute())
+    put_back(db, 10)
+    clerk.know()
+
+    for _ in range(3):
+        clerk.take()
+        clerk.look_again()
+
+    warnings = [record for record in caplog.records if "'tick' is left alone" in record.message]
+    assert [record.levelname for record in warnings if record.levelname == "WARNING"] == ["WARNING"]
 
 
 # --- the code and the rows
