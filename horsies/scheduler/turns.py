@@ -128,7 +128,6 @@ class Turns:
         try:
             return await self._take(connection)
         except psycopg.Error as error:
-            _raise_if_lost(connection, error)
             logger.warning("could not run schedules together (%s); one by one", type(error).__name__)
         taken = 0
         for turn in await schedules.due(connection, self.aside, None, BATCH):
@@ -139,12 +138,11 @@ class Turns:
         """One schedule by itself: if it fails, only its own slot is lost, and not even that if it may succeed later."""
         try:
             return await self._take(connection, only=name)
-        except TRANSIENT as error:
-            _raise_if_lost(connection, error)
-            self._set_aside(name, RETRY_SECONDS, f"it could not be run now ({type(error).__name__})")
-            return 0
         except psycopg.Error as error:
             _raise_if_lost(connection, error)
+            if isinstance(error, TRANSIENT):
+                self._set_aside(name, RETRY_SECONDS, f"it could not be run now ({type(error).__name__})")
+                return 0
             problem = mask_passwords(str(error)) or type(error).__name__
         try:
             return await self._take(connection, only=name, refusal=problem)

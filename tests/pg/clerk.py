@@ -27,9 +27,9 @@ def every_minute(name: str = "tick", **settings: Any) -> TaskSchedule:
 class Clerk:
     """One session of a scheduler that never sleeps."""
 
-    def __init__(self, url: str, app: Horsies) -> None:
+    def __init__(self, url: str, app: Horsies, starters: Starters | None = None) -> None:
         self._runner = asyncio.Runner()
-        self._starters = Starters(app)
+        self._starters = starters or Starters(app)
         self.connection = self._run(connect(PostgresConfig(database_url=url), name="clerk"))
         self._run(self.connection.set_isolation_level(IsolationLevel.READ_COMMITTED))
         self._run(schedules.prepare_session(self.connection))
@@ -71,6 +71,9 @@ class Clerk:
 
     def pause_until_due(self, aside: Iterable[str] = ()) -> float | None:
         return self._run(schedules.pause_until_due(self.connection, aside))
+
+    def set(self, name: str, value: str) -> None:
+        self._run(self.connection.execute(f"SET {name} TO {value}".encode()))
 
     def setting(self, name: str) -> str:
         async def show() -> str:

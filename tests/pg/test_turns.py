@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from threading import Barrier, Thread
 from typing import Any
@@ -12,7 +13,17 @@ from zoneinfo import ZoneInfo
 import psycopg
 import pytest
 
-from horsies import CronSchedule, Horsies, IntervalSchedule, RetryPolicy, TaskError, TaskResult
+from horsies import (
+    CronSchedule,
+    Horsies,
+    IntervalSchedule,
+    RetryPolicy,
+    TaskError,
+    TaskResult,
+    TaskSchedule,
+)
+from horsies.scheduler.targets import Run, Starters, TaskStarter
+from horsies.storage.database import Connection
 from horsies.storage.ids import not_before, slot_id
 from tests.pg.clerk import Clerk, every_minute
 from tests.pg.conftest import define_add
@@ -425,9 +436,68 @@ def test_a_lost_connection_is_no_fault_of_a_schedule(clerk: Clerk, hire_clerk: A
     assert state(db)["error"] is None
 
 
-def test_a_scheduler_that_is_stopped_in_its_turn_loses_it(clerk: Clerk) -> None:
+class Sleepy(TaskStarter):
+    """Falls asleep in the middle of a turn."""
+
+    async def start(self, connection: Connection, runs: Sequence[Run]) -> list[UUID]:
+        await asyncio.sleep(1)
+        return await super().start(connection, runs)
+
+
+class Fragile(TaskStarter):
+    """Fails, and then loses its connection."""
+
+    failed = False
+
+    async def start(self, connection: Connection, runs: Sequence[Run]) -> list[UUID]:
+        if self.failed:
+            connection.pgconn.finish()
+        self.failed = True
+        await connection.execute("SELECT 1 / 0")
+        return []
+
+
+class OneStarter(Starters):
+    def __init__(self, app: Horsies, starter: TaskStarter) -> None:
+        super().__init__(app)
+        self._starter = starter
+
+    def of(self, schedule: TaskSchedule) -> TaskStarter:
+        return self._starter
+
+
+def test_a_connection_that_is_lost_while_schedules_are_tried_one_by_one_is_no_fault_of_theirs(
+    app: Horsies, clerk: Clerk, database_url: str, db: Db
+) -> None:
+    clerk.write_down(every_minute(), every_minute("other"))
+    put_back(db, 10)
+    fragile = Clerk(database_url, app, OneStarter(app, Fragile(app)))
+    fragile.know("tick", "other")
+
+    with pytest.raises(psycopg.OperationalError):
+        fragile.take()
+
+    assert fragile.aside == []
+    fragile.close()
+    assert clerk.take() == 2
+
+
+def test_a_scheduler_that_is_stopped_in_its_turn_loses_it(
+    app: Horsies, clerk: Clerk, database_url: str, db: Db
+) -> None:
     assert clerk.setting("idle_in_transaction_session_timeout") == "10s"
-    assert clerk.setting("lock_timeout") == "500ms"
+    clerk.write_down(every_minute())
+    put_back(db, 10)
+    sleepy = Clerk(database_url, app, OneStarter(app, Sleepy(app)))
+    sleepy.know("tick")
+    sleepy.set("idle_in_transaction_session_timeout", "'100ms'")
+
+    with pytest.raises(psycopg.OperationalError):
+        sleepy.take()
+
+    sleepy.close()
+    assert sent(db) == []
+    assert clerk.take() == 1
 
 
 def test_so_many_runs_make_a_transaction_and_no_more(clerk: Clerk, db: Db) -> None:
