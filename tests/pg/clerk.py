@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Iterable
 from datetime import datetime
 from typing import Any, TypeVar
 
+import psycopg
 from psycopg import IsolationLevel
 
 from horsies import Horsies, IntervalSchedule, PostgresConfig, TaskSchedule
@@ -17,6 +18,7 @@ from horsies.storage import schedules
 from horsies.storage.database import connect
 
 T = TypeVar("T")
+Db = psycopg.Connection[dict[str, Any]]
 
 
 def every_minute(name: str = "tick", **settings: Any) -> TaskSchedule:
@@ -85,3 +87,22 @@ class Clerk:
 
     def now(self) -> datetime:
         return self._run(schedules.now(self.connection))
+
+
+def state(db: Db, name: str = "tick") -> dict[str, Any]:
+    row = db.execute("SELECT * FROM horsies_schedule_state WHERE schedule_name = %s", (name,)).fetchone()
+    assert row is not None
+    return row
+
+
+def sent(db: Db) -> list[dict[str, Any]]:
+    return db.execute("SELECT * FROM horsies_tasks ORDER BY enqueued_at, id").fetchall()
+
+
+def put_back(db: Db, seconds: float, name: str | None = None) -> None:
+    """The slots of a schedule came this long ago."""
+    db.execute(
+        "UPDATE horsies_schedule_state SET next_run_at = date_trunc('second', now()) - make_interval(secs => %s)"
+        " WHERE schedule_name = %s OR %s::text IS NULL",
+        (seconds, name, name),
+    )
