@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -17,16 +18,15 @@ from uuid import UUID
 import psycopg
 
 from horsies.errors import mask_passwords
-from horsies.schedule.definition import Unreadable, Written, read
+from horsies.schedule.definition import Unreadable, read
 from horsies.schedule.model import TaskSchedule
-from horsies.schedule.slots import Due, NeverAgain, due, zone_of
+from horsies.schedule.slots import Due, due, zone_of
 from horsies.scheduler.targets import Run, Starter, Starters, Unknown
 from horsies.sending import Refused
 from horsies.storage import schedules
 from horsies.storage.database import TRANSIENT, Connection
 from horsies.storage.ids import slot_id
 from horsies.storage.schedules import Moved, Turn
-from horsies.storage.store import KeyTaken, PayloadMismatch
 
 logger = logging.getLogger("horsies.scheduler")
 
@@ -71,7 +71,7 @@ class Decision:
             last_run_at=None if last is None else last.slot,
             last_task_id=None if last is None else ids[last.id],
             runs=len(self.runs),
-            skips=0 if self.runs else len(self.due.slots),
+            skips=0 if self.runs or self.error else len(self.due.slots),
             error=self.error,
         )
 
@@ -97,15 +97,17 @@ def decide(turn: Turn, plan: Plan, living: Set[UUID]) -> Decision:
 class Turns:
     """Takes the turns of schedules that are due.
 
-    `is_ours` tells whether this app's code has a schedule: one that only other code has, is not run here.
+    `ours` are the names of the schedules in this app's code: one that only other code has is not run here.
     """
 
-    def __init__(self, starters: Starters, is_ours: Set[str], pace_seconds: float) -> None:
+    def __init__(self, starters: Starters, ours: Set[str], pace_seconds: float) -> None:
         self._starters = starters
-        self._is_ours = is_ours
+        self._ours = ours
         self._pace_seconds = pace_seconds
         self._aside: dict[str, float] = {}
-        self._plans: dict[tuple[str, str], Plan] = {}
+        self._told: set[tuple[str, str]] = set()
+        # Making a plan takes longer than all the rest of a turn, and most definitions never change.
+        self._prepare = lru_cache(maxsize=PLANS_KEPT)(self._new_plan)
 
     @property
     def aside(self) -> list[str]:
@@ -125,8 +127,7 @@ class Turns:
         """Run what is due, some of it; tells how many turns were taken."""
         try:
             return await self._take(connection)
-        except (psycopg.Error, KeyTaken, PayloadMismatch) as error:
-            _raise_if_lost(connection, error)
+        except psycopg.Error as error:
             logger.warning("could not run schedules together (%s); one by one", type(error).__name__)
         taken = 0
         for turn in await schedules.due(connection, self.aside, None, BATCH):
@@ -137,12 +138,11 @@ class Turns:
         """One schedule by itself: if it fails, only its own slot is lost, and not even that if it may succeed later."""
         try:
             return await self._take(connection, only=name)
-        except TRANSIENT as error:
+        except psycopg.Error as error:
             _raise_if_lost(connection, error)
-            self._set_aside(name, RETRY_SECONDS, f"it could not be run now ({type(error).__name__})")
-            return 0
-        except (psycopg.Error, KeyTaken, PayloadMismatch) as error:
-            _raise_if_lost(connection, error)
+            if isinstance(error, TRANSIENT):
+                self._set_aside(name, RETRY_SECONDS, f"it could not be run now ({type(error).__name__})")
+                return 0
             problem = mask_passwords(str(error)) or type(error).__name__
         try:
             return await self._take(connection, only=name, refusal=problem)
@@ -158,8 +158,7 @@ class Turns:
             if refusal is not None:
                 plans = [(turn, plan._replace(refusal=refusal)) for turn, plan in plans]
             living = await self._living(connection, plans)
-            decided = [self._decide(turn, plan, living) for turn, plan in plans]
-            decisions = list(_up_to(RUNS_AT_ONCE, (each for each in decided if each is not None)))
+            decisions = list(_up_to(RUNS_AT_ONCE, (decide(turn, plan, living) for turn, plan in plans)))
             ids = await self._start(connection, decisions)
             moved = [decision.moved(ids) for decision in decisions]
             if await schedules.move_on(connection, moved) != len(moved):
@@ -170,24 +169,20 @@ class Turns:
 
     async def _plan(self, connection: Connection, turn: Turn) -> Plan | None:
         """How to run a schedule; None, with the reason written down, when it cannot be run here."""
-        if turn.source == "code" and turn.name not in self._is_ours:
+        if turn.source == "code" and turn.name not in self._ours:
             self._set_aside(
                 turn.name, ASIDE_SECONDS, "it is not in the code of this app; it is kept, and not run"
             )
             return None
-        key = turn.name, turn.definition
         try:
-            if key not in self._plans:
-                if len(self._plans) >= PLANS_KEPT:
-                    self._plans.clear()
-                self._plans[key] = self._prepare(read(turn.name, turn.definition))
-            return self._plans[key]
+            return self._prepare(turn.name, turn.definition)
         except (Unreadable, Unknown) as error:
             self._set_aside(turn.name, ASIDE_SECONDS, str(error))
             await schedules.complain(connection, turn.name, str(error))
             return None
 
-    def _prepare(self, written: Written) -> Plan:
+    def _new_plan(self, name: str, definition: str) -> Plan:
+        written = read(name, definition)
         schedule = written.schedule
         if zone_of(schedule.timezone) is None:
             raise Unknown(f"there is no time zone {schedule.timezone!r} on this machine")
@@ -205,13 +200,6 @@ class Turns:
                 asked.setdefault(plan.starter, []).append(turn.last_task_id)
         found = [await starter.living(connection, ids) for starter, ids in asked.items()]
         return set(chain.from_iterable(found))
-
-    def _decide(self, turn: Turn, plan: Plan, living: Set[UUID]) -> Decision | None:
-        try:
-            return decide(turn, plan, living)
-        except NeverAgain as error:
-            self._set_aside(turn.name, ASIDE_SECONDS, str(error))
-            return None
 
     async def _start(self, connection: Connection, decisions: Sequence[Decision]) -> dict[UUID, UUID]:
         """Start the runs of all decisions, those of a kind together; gives by which id each of them goes."""
@@ -236,7 +224,10 @@ class Turns:
             self._aside[name] = time.monotonic() + self._pace_seconds
 
     def _set_aside(self, name: str, seconds: float, reason: str) -> None:
-        logger.warning("schedule %r is left alone for %g s: %s", name, seconds, reason)
+        """Leave a schedule alone for a while; why, is said aloud once."""
+        level = logging.DEBUG if (name, reason) in self._told else logging.WARNING
+        self._told.add((name, reason))
+        logger.log(level, "schedule %r is left alone for %g s: %s", name, seconds, reason)
         self._aside[name] = time.monotonic() + seconds
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import Workplace
 
@@ -118,3 +119,18 @@ def test_a_schedule_made_by_somebody_else_is_run_at_once(workplace: Workplace, d
     db.execute("NOTIFY horsies_schedules")
 
     eventually(have_run(db, 1), seconds=10, what="the run of a new schedule")
+
+
+def test_a_connection_over_which_nothing_passes_any_more_is_given_up(workplace: Workplace, db: Db) -> None:
+    workplace.write(APP)
+    with Proxy(workplace.database_url) as proxy:
+        workplace.env["HORSIES_DATABASE_URL"] = proxy.url
+        scheduler = workplace.start(command="scheduler")
+        eventually(have_run(db, 1), what="a run")
+
+        proxy.strand()
+        seen = len(runs(db))
+
+        eventually(have_run(db, seen + 2), seconds=40, what="runs over the next connection")
+        assert "hanging up" in scheduler.log
+    assert_every_second_once(runs(db))

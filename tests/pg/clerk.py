@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Iterable
 from datetime import datetime
 from typing import Any, TypeVar
 
+import psycopg
 from psycopg import IsolationLevel
 
 from horsies import Horsies, IntervalSchedule, PostgresConfig, TaskSchedule
@@ -17,6 +18,7 @@ from horsies.storage import schedules
 from horsies.storage.database import connect
 
 T = TypeVar("T")
+Db = psycopg.Connection[dict[str, Any]]
 
 
 def every_minute(name: str = "tick", **settings: Any) -> TaskSchedule:
@@ -27,9 +29,9 @@ def every_minute(name: str = "tick", **settings: Any) -> TaskSchedule:
 class Clerk:
     """One session of a scheduler that never sleeps."""
 
-    def __init__(self, url: str, app: Horsies) -> None:
+    def __init__(self, url: str, app: Horsies, starters: Starters | None = None) -> None:
         self._runner = asyncio.Runner()
-        self._starters = Starters(app)
+        self._starters = starters or Starters(app)
         self.connection = self._run(connect(PostgresConfig(database_url=url), name="clerk"))
         self._run(self.connection.set_isolation_level(IsolationLevel.READ_COMMITTED))
         self._run(schedules.prepare_session(self.connection))
@@ -51,10 +53,14 @@ class Clerk:
         self.know(*(schedule.name for schedule in given))
         self._run(write_down(self.connection, self._starters, given))
 
+    def take_once(self) -> int:
+        """Take turns in one transaction; how many there were."""
+        return self._run(self._turns.take(self.connection))
+
     def take(self) -> int:
         """Take turns until none is left; how many there were."""
         taken = 0
-        while now := self._run(self._turns.take(self.connection)):
+        while now := self.take_once():
             taken += now
         return taken
 
@@ -68,6 +74,9 @@ class Clerk:
     def pause_until_due(self, aside: Iterable[str] = ()) -> float | None:
         return self._run(schedules.pause_until_due(self.connection, aside))
 
+    def set(self, name: str, value: str) -> None:
+        self._run(self.connection.execute(f"SET {name} TO {value}".encode()))
+
     def setting(self, name: str) -> str:
         async def show() -> str:
             row = await (await self.connection.execute(f"SHOW {name}".encode())).fetchone()
@@ -78,3 +87,22 @@ class Clerk:
 
     def now(self) -> datetime:
         return self._run(schedules.now(self.connection))
+
+
+def state(db: Db, name: str = "tick") -> dict[str, Any]:
+    row = db.execute("SELECT * FROM horsies_schedule_state WHERE schedule_name = %s", (name,)).fetchone()
+    assert row is not None
+    return row
+
+
+def sent(db: Db) -> list[dict[str, Any]]:
+    return db.execute("SELECT * FROM horsies_tasks ORDER BY enqueued_at, id").fetchall()
+
+
+def put_back(db: Db, seconds: float, name: str | None = None) -> None:
+    """The slots of a schedule came this long ago."""
+    db.execute(
+        "UPDATE horsies_schedule_state SET next_run_at = date_trunc('second', now()) - make_interval(secs => %s)"
+        " WHERE schedule_name = %s OR %s::text IS NULL",
+        (seconds, name, name),
+    )

@@ -13,6 +13,7 @@ from psycopg import sql
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.task import Task
+from tests.pg.clerk import Clerk
 from tests.pg.hands import Hands
 from tests.pg.players import Player
 from tests.support.proxy import Proxy
@@ -119,3 +120,23 @@ def hire_player(database_url: str) -> Iterator[Callable[..., Player]]:
 @pytest.fixture
 def player(hire_player: Callable[..., Player]) -> Player:
     return hire_player()
+
+
+@pytest.fixture
+def hire_clerk(database_url: str, app: Horsies) -> Iterator[Callable[..., Clerk]]:
+    """As many schedulers as the test needs, of the app or of another."""
+    hired: list[Clerk] = []
+
+    def new(of: Horsies = app) -> Clerk:
+        hired.append(Clerk(database_url, of))
+        return hired[-1]
+
+    yield new
+    for clerk in hired:
+        clerk.close()
+
+
+@pytest.fixture
+def clerk(app: Horsies, hire_clerk: Callable[..., Clerk]) -> Clerk:
+    define_add(app)
+    return hire_clerk()

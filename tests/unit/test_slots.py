@@ -191,6 +191,8 @@ CHANGES: list[tuple[SchedulePattern, str, str, list[str]]] = [
         "2026-11-01 00:00",
         ["11-01 00:30-0400", "11-01 01:30-0400", "11-01 01:30-0500", "11-01 02:30-0500"],
     ),
+    # Asked between the two: the first 01:30 is over, and the second one is not used.
+    (DailySchedule(time=time(1, 30)), NEW_YORK, "2026-11-01 01:10+second", ["11-02 01:30-0500"]),
     (CronSchedule("30 1-2 * * *"), NEW_YORK, "2026-11-01 00:00", ["11-01 01:30-0400", "11-01 02:30-0500"]),
     # London, 29 March 2026: after 00:59 comes 02:00. 25 October: 01:00 to 01:59 comes twice.
     (DailySchedule(time=time(1, 15)), LONDON, "2026-03-28 00:00", ["03-28 01:15+0000", "03-30 01:15+0100"]),
@@ -240,7 +242,8 @@ CHANGES: list[tuple[SchedulePattern, str, str, list[str]]] = [
 
 @pytest.mark.parametrize(("pattern", "zone", "after", "expected"), CHANGES)
 def test_changes_of_the_clock(pattern: SchedulePattern, zone: str, after: str, expected: list[str]) -> None:
-    start = datetime.fromisoformat(after).replace(tzinfo=ZoneInfo(zone))
+    moment, _, second = after.partition("+")
+    start = datetime.fromisoformat(moment).replace(tzinfo=ZoneInfo(zone), fold=bool(second))
 
     slots = islice(upcoming(pattern, zone, start.astimezone(UTC)), len(expected))
 
