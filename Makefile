@@ -8,6 +8,8 @@ USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 
 # The whole suite but the fault drills, which take long: make faults.
 TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/docs tests/faults/test_checker.py
+# What `python -m bench` is told, such as --quick.
+BENCH ?=
 # How long a soak lasts.
 SOAK_MINUTES ?= 60
 # How much larger the fault drills are than in CI, and how much is sent in the end.
@@ -22,7 +24,7 @@ help:
 	@echo 'make test    run the whole test suite on a PostgreSQL of its own'
 	@echo 'make lint    style and import rules'
 	@echo 'make types   type check'
-	@echo 'make bench   measure how fast it is on this machine'
+	@echo 'make bench   measure how fast it is on this machine, for two hours; BENCH=--quick for two minutes'
 	@echo 'make faults  the fault drills at length, and how fast this machine recovers from what'
 	@echo 'make soak    a load under fault after fault, for SOAK_MINUTES'
 	@echo 'make clean   remove everything that was set up or built here'
@@ -42,7 +44,7 @@ types: $(VENV)/.develops
 	$(BIN)/pyright
 
 bench: $(VENV)/.develops
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(BENCH)
 
 faults: $(VENV)/.develops
 	FAULTS_SCALE=$(FAULTS_SCALE) $(BIN)/pytest -n 2 tests/faults

@@ -16,8 +16,8 @@ from uuid import uuid4
 
 from bench import sql_only
 from bench.app import moment, noop, span
+from bench.figures import Figure
 from bench.harness import Bench
-from bench.measures import Figure
 from bench.variants import CAP, capped_noop, capped_span, narrow_span, rest
 from horsies.config import CustomQueueConfig, PostgresConfig
 from horsies.storage import tasks, workers
@@ -114,7 +114,7 @@ def _gap(bench: Bench, count: int, tasks_per_child: str) -> float:
     span.send_many([(SPAN_SECONDS,)] * count).unwrap()
     with bench.worker("--processes", "1", "--max-tasks-per-child", tasks_per_child, loglevel="CRITICAL"):
         bench.wait_until(EMPTY)
-    return statistics.median(after[0] - before[1] for before, after in pairwise(_spans(bench)))
+    return statistics.median(after[0] - before[1] for before, after in pairwise(spans(bench)))
 
 
 def _recycling_rate(bench: Bench, count: int) -> float:
@@ -122,7 +122,7 @@ def _recycling_rate(bench: Bench, count: int) -> float:
     noop.send_many([(n,) for n in range(count)]).unwrap()
     with bench.worker("--processes", "2", "--max-tasks-per-child", "1", loglevel="CRITICAL"):
         bench.wait_until(EMPTY)
-    return count / _drain_seconds(bench)
+    return count / drain_seconds(bench)
 
 
 def _private_mb(bench: Bench) -> float:
@@ -150,7 +150,7 @@ def _width_seconds(bench: Bench, count: int) -> float:
         loglevel="CRITICAL",
     ):
         bench.wait_until(EMPTY)
-    return _drain_seconds(bench)
+    return drain_seconds(bench)
 
 
 # Caps
@@ -162,7 +162,7 @@ def _capped_rate(bench: Bench, count: int) -> float:
     bench.settle_statistics()
     with bench.worker("--processes", "2", "--max-tasks-per-child", "0", app=CAPPED, loglevel="CRITICAL"):
         bench.wait_until(EMPTY)
-    return count / _drain_seconds(bench)
+    return count / drain_seconds(bench)
 
 
 def _overlap(bench: Bench, app: str, send: Callable[[], object]) -> int:
@@ -174,7 +174,7 @@ def _overlap(bench: Bench, app: str, send: Callable[[], object]) -> int:
         bench.wait_until("SELECT count(*) = 2 FROM horsies_workers WHERE waiting")
         send()
         bench.wait_until(EMPTY)
-    return most_at_once(_spans(bench))
+    return most_at_once(spans(bench))
 
 
 def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
@@ -242,7 +242,7 @@ class _ManyQueues:
 # What a run leaves behind
 
 
-def _drain_seconds(bench: Bench) -> float:
+def drain_seconds(bench: Bench) -> float:
     return float(
         bench.value(
             "SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks WHERE NOT live"
@@ -250,7 +250,7 @@ def _drain_seconds(bench: Bench) -> float:
     )
 
 
-def _spans(bench: Bench) -> list[tuple[float, float]]:
+def spans(bench: Bench) -> list[tuple[float, float]]:
     """When each task ran, by its own account, the first one first."""
     rows = bench.session.execute("SELECT result FROM horsies_tasks WHERE NOT live AND status = 'COMPLETED'")
     results = [json.loads(result)["ok"] for (result,) in rows]

@@ -18,6 +18,8 @@ import psycopg
 from horsies import embedded
 
 ROOT = Path(__file__).parent.parent
+# Safe settings, and room enough for no checkpoint to fall into a short measurement.
+SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB", "max_connections": "300"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Counters:
 
     transactions: int
     wal_bytes: int
+    updates: int
+    hot_updates: int
 
 
 class Bench:
@@ -52,13 +56,18 @@ class Bench:
         self.session.execute("CHECKPOINT")
 
     def counters(self) -> Counters:
+        """To be read when the sessions that count have ended: a session tells what it did then, or once in a while."""
+        time.sleep(0.3)  # for the last of them to be gone
         self.session.execute("SELECT pg_stat_clear_snapshot()")
         transactions = self.value(
             "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
         )
-        return Counters(
-            int(transactions), int(self.value("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
-        )
+        wal_bytes = self.value("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+        updates = self.session.execute(
+            "SELECT coalesce(sum(n_tup_upd), 0), coalesce(sum(n_tup_hot_upd), 0) FROM pg_stat_user_tables"
+        ).fetchone()
+        assert updates is not None
+        return Counters(int(transactions), int(wal_bytes), int(updates[0]), int(updates[1]))
 
     def wait_until(self, sql: str, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
@@ -103,7 +112,7 @@ def bench_database() -> Generator[Bench]:
     with tempfile.TemporaryDirectory(prefix="horsies-bench-") as folder:
         home = Path(folder)
         try:
-            yield Bench(embedded.ensure(home, announce=_quiet).url)
+            yield Bench(embedded.ensure(home, settings=SETTINGS, announce=_quiet).url)
         finally:
             embedded.stop(home, remove=True)
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import psycopg
 
+from bench.figures import Figure
 from bench.harness import ROOT, Bench
-from bench.measures import Figure
 from horsies import CronSchedule, HourlySchedule, IntervalSchedule, SchedulePattern, TaskSchedule
 from horsies.schedule.definition import config_hash, write
 from horsies.schedule.slots import next_run

@@ -1,16 +1,19 @@
-"""The limit: the worker's own statements, driven from one connection as fast as the database answers."""
+"""The worker's own statements, driven from one connection as fast as the database answers: the limit, and their cost."""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from uuid import uuid4
 
 from bench.harness import Bench
 from horsies.config import AppConfig, PostgresConfig
-from horsies.storage import tasks
+from horsies.storage import tasks, workers
 from horsies.storage.database import connect_worker
 from horsies.storage.tasks import Completed, Room
+from horsies.storage.workers import Rules
 from horsies.worker.claim import Claimer, Owner
 
 BATCH = 200
@@ -22,21 +25,66 @@ def drain(bench: Bench) -> float:
 
 
 async def _drain(config: PostgresConfig) -> float:
+    done, began = 0, time.perf_counter()
+    async for ended, _ in _exchanges(config, BATCH):
+        done += ended
+    return done / (time.perf_counter() - began)
+
+
+def claims(bench: Bench, count: int) -> tuple[float, float]:
+    """How long it takes to end ten tasks and claim ten others, so often: the median and the slowest hundredth."""
+    return asyncio.run(_claims(PostgresConfig(database_url=bench.url), count))
+
+
+async def _claims(config: PostgresConfig, count: int) -> tuple[float, float]:
+    times: list[float] = []
+    async for _, seconds in _exchanges(config, 10):
+        times.append(seconds)
+        if len(times) == count + 5:
+            break
+    cuts = statistics.quantiles(times[5:], n=100, method="inclusive")  # the first ones make the plan
+    return cuts[49], cuts[98]
+
+
+async def _exchanges(config: PostgresConfig, batch: int) -> AsyncGenerator[tuple[int, float]]:
+    """Claim as many until there are none, ending what the last claim gave: how many were ended, in how long."""
     claimer = Claimer(AppConfig().queues, {False: 0, True: 0}, 0)
-    room = Room(0, BATCH, BATCH, [1] * BATCH)
+    room = Room(0, batch, batch, [1] * batch)
     owner = Owner(uuid4(), "bench", "bench", 60.0)
     async with await connect_worker(config, "bench") as connection:
-        done, completed, began = 0, list[Completed](), time.perf_counter()
+        completed: list[Completed] = []
         while True:
             now = time.monotonic()
             ended, claimed = await tasks.exchange(
-                connection, completed, claimer.ask(owner, [room], BATCH, [], now)
+                connection, completed, claimer.ask(owner, [room], batch, [], now)
             )
-            claimer.claimed(claimed, time.monotonic() - now, time.monotonic())
-            done += ended
+            took = time.monotonic() - now
+            claimer.claimed(claimed, took, now + took)
             completed = [Completed(task.id, task.claim_seq, '{"ok":1}') for task in claimed]
+            yield ended, took
             if not claimed and not claimer.rewind():
-                return done / (time.perf_counter() - began)
+                return
+
+
+def walks(bench: Bench) -> dict[str, float]:
+    """How long the statements take, in seconds, that look for a worker's tasks without an index, and the next due time."""
+    return asyncio.run(_walks(PostgresConfig(database_url=bench.url)))
+
+
+async def _walks(config: PostgresConfig) -> dict[str, float]:
+    async with await connect_worker(config, "bench") as connection:
+        asked: dict[str, Callable[[], Awaitable[object]]] = {
+            "next_due": lambda: tasks.next_due(connection, ["default"], []),
+            "orphans": lambda: workers.orphans(connection, Rules(60.0)),
+            "release": lambda: tasks.release(connection, uuid4(), []),
+        }
+        times: dict[str, float] = {}
+        for name, ask in asked.items():
+            await ask()
+            began = time.perf_counter()
+            await ask()
+            times[name] = time.perf_counter() - began
+        return times
 
 
 async def _commit_seconds(config: PostgresConfig, times: int) -> float:

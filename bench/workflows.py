@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.app import app, noop
+from bench.figures import Figure
 from bench.harness import Bench, Counters
-from bench.measures import Figure
 from horsies import AnyNode, WorkflowSpec
 from horsies.workflow.nodes import TaskNode
 

@@ -1,0 +1,29 @@
+"""Dramatiq on Redis: eight threads in each process, results stored."""
+
+# pyright: basic, reportMissingImports=false
+
+from contextlib import contextmanager
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.results import Results
+from dramatiq.results.backends import RedisBackend
+from protocol import URL, Producer, become, begun
+
+broker = RedisBroker(url=URL)
+broker.add_middleware(Results(backend=RedisBackend(url=URL)))
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor(store_results=True)
+def noop(n: int) -> int:
+    return begun(n)
+
+
+@contextmanager
+def producer():
+    yield Producer(send=noop.send, wait=lambda message: message.get_result(block=True, timeout=30_000))
+
+
+def worker(processes: int) -> None:
+    become("dramatiq", "dramatiq_peer", "-p", str(processes), "-t", "8")

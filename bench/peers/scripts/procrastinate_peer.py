@@ -1,0 +1,35 @@
+"""Procrastinate: sync sends, async workers. It keeps no results."""
+
+# pyright: basic, reportMissingImports=false
+
+import logging
+from contextlib import contextmanager
+
+import procrastinate
+from protocol import URL, Producer, begun, copies
+
+logging.getLogger("procrastinate").setLevel(logging.ERROR)
+app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=URL, min_size=1, max_size=20))
+
+
+@app.task(name="noop")
+async def noop(n: int) -> None:
+    begun(n)
+
+
+def setup() -> None:
+    with app.open():
+        app.schema_manager.apply_schema()
+
+
+@contextmanager
+def producer():
+    with app.open():
+        yield Producer(
+            send=lambda n: noop.defer(n=n),
+            bulk=lambda numbers: noop.batch_defer(*({"n": n} for n in numbers)),
+        )
+
+
+def worker(processes: int) -> None:
+    copies(processes, lambda: app.run_worker(concurrency=20, install_signal_handlers=False))

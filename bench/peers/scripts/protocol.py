@@ -1,0 +1,54 @@
+"""What a peer's module says to the bench. It runs in an environment of its own, and has
+
+- `producer()`: a context manager, sync or async, that gives a `Producer`;
+- `worker(processes)`: works until it is killed;
+- `setup()`, sync or async, when there are tables to be made.
+
+A task calls `begun(n)`, which appends its number and the time to a file that the bench reads. All clocks are the
+monotonic one that the processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+URL = os.environ.get("BENCH_URL", "")
+
+_files: dict[int, int] = {}
+
+
+def begun(number: int) -> int:
+    """To be called by every task first; gives the number back, to be its result."""
+    pid = os.getpid()
+    if pid not in _files:
+        _files[pid] = os.open(os.environ["BENCH_STARTS"], os.O_WRONLY | os.O_APPEND)
+    os.write(_files[pid], struct.pack("<qd", number, time.monotonic()))
+    return number
+
+
+@dataclass
+class Producer:
+    """How the library sends a task by its number, sends many, and waits for the result of one that was sent."""
+
+    send: Callable[[int], Any]
+    bulk: Callable[[Sequence[int]], Any] | None = None
+    wait: Callable[[Any], Any] | None = None
+
+
+def copies(processes: int, work: Callable[[], Any]) -> None:
+    """Run as many processes, for libraries whose worker is a single one. They end with their group."""
+    for _ in range(processes - 1):
+        if os.fork() == 0:
+            break
+    work()
+
+
+def become(*command: str) -> None:
+    """Go on as one of the programs that the library brings, with this folder to import from."""
+    os.execv(sys.executable, [sys.executable, "-m", *command])

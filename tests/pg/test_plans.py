@@ -1,0 +1,179 @@
+"""Every statement of the hot path keeps its plan: the live table is read through the index that was made for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import AsyncClientCursor
+
+from horsies import PostgresConfig
+from horsies.storage.database import connect_worker
+from horsies.storage.statements import statements
+
+PENDING, RUNNING, DAYS = 20_000, 50, 4
+WORKER = UUID(int=1)
+SINCE = "2000-01-01"
+KEY, CLAIM, EXPIRY = "horsies_tasks_live_pkey", "horsies_tasks_live_claim", "horsies_tasks_live_expiry"
+FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until"}
+
+_LINE = {"pool": 0, "queue_name": "default", "is_async": False, "rate_key": "", "quota": 100}
+_FROM_THE_START = {"priority": 0, "enqueued_at": SINCE, "id": str(UUID(int=0))}
+_CALL = json.dumps([{"id": str(UUID(int=7)), "claim_seq": 1, "pid": 1, "result": "1", "delay_seconds": 1.0}])
+VALUES: Mapping[str, Any] = {
+    "completed": _CALL,
+    "starts": _CALL,
+    "failures": _CALL,
+    "calls": _CALL,
+    "lost": _CALL,
+    "lines": json.dumps([_LINE | _FROM_THE_START]),
+    "pools": json.dumps([{"pool": 0, "room": 100, "idle": 1, "pids": [1]}]),
+    "caps": json.dumps([{"queue_name": "default", "most": 5, "mine": 0, "recorded": 0}]),
+    "rates": ["add"],
+    "queues": ["default", "other"],
+    "limit": 100,
+    "batch": 100,
+    "lease_seconds": 60.0,
+    "worker_id": WORKER,
+    "hostname": "host",
+    "process_name": "hands",
+    "result": "1",
+    "keep": [UUID(int=7)],
+    "ids": [UUID(int=7), UUID(int=8)],
+    "id": UUID(int=7),
+    "since": SINCE,
+    "requeue": True,
+    "fail": True,
+    "claimed_seconds": 1.0,
+    "quarantine_seconds": 1.0,
+}
+
+_FILL = f"""
+SELECT horsies_prepare_history(1);
+INSERT INTO horsies_tasks_live (task_name, queue_name, priority, kwargs, enqueued_at, good_until)
+SELECT 'add', 'default', 100, '{{}}', now(), CASE WHEN n % 20 = 0 THEN now() + interval '1 day' END
+  FROM generate_series(1, {PENDING}) AS n;
+UPDATE horsies_tasks_live
+   SET status = 'RUNNING', claimed_by_worker_id = '{WORKER}', claim_seq = 1, started_at = now()
+ WHERE id IN (SELECT id FROM horsies_tasks_live ORDER BY id LIMIT {RUNNING});
+INSERT INTO horsies_workers (worker_id, hostname, pid, processes, queues, lease_expires_at)
+VALUES ('{WORKER}', 'host', 1, 1, '{{default}}', now() + interval '1 day');
+INSERT INTO horsies_tasks (task_name, live, status, started_at, completed_at, terminal_at, result)
+SELECT 'add', false, 'COMPLETED', now(), now(), now() - make_interval(days => n % {DAYS}), '1'
+  FROM generate_series(1, {PENDING}) AS n;
+"""
+
+
+@pytest.fixture(scope="module")
+def busy_url(quiet_url: str) -> str:
+    """A database with a backlog, tasks at work and history, which the planner knows."""
+    with psycopg.connect(quiet_url, autocommit=True) as connection:
+        connection.execute(_FILL.encode())
+        connection.execute("VACUUM ANALYZE horsies_tasks")
+    return quiet_url
+
+
+WALKS = pytest.mark.xfail(
+    reason="whether a rate limit holds tasks back is found by a walk over the claim index"
+)
+
+
+@pytest.mark.parametrize(
+    ("noun", "verb", "indexes"),
+    [
+        ("tasks", "exchange", {KEY, CLAIM}),
+        ("tasks", "exchange_within", {KEY, CLAIM}),
+        ("tasks", "start", {KEY}),
+        ("tasks", "fail", {KEY}),
+        ("tasks", "give_back", {KEY}),
+        ("tasks", "expire", {KEY, EXPIRY}),
+        # The first row by expiry is one step into that index.
+        pytest.param("tasks", "next_due", {CLAIM, f"{EXPIRY}, from its start"}, marks=WALKS),
+        ("tasks", "watch", {KEY}),
+        ("tasks", "look", {KEY}),
+        ("tasks", "info", {KEY}),
+        ("workers", "unclaim", {KEY}),
+    ],
+)
+def test_the_live_table_is_read_through_its_indexes(
+    busy_url: str, noun: str, verb: str, indexes: set[str]
+) -> None:
+    scans = _scans(busy_url, noun, verb)
+
+    assert {way for table, way in scans if table == "horsies_tasks_live"} == indexes
+
+
+@pytest.mark.parametrize("verb", ["finished", "watch", "look", "info", "attempts", "mine"])
+def test_history_is_looked_up_by_key(busy_url: str, verb: str) -> None:
+    scans = {
+        scan
+        for scan in _scans(busy_url, "tasks", verb)
+        if scan[0] not in ("horsies_tasks_live", "horsies_attempts")
+    }
+
+    assert len(scans) > DAYS
+    assert scans == {(table, f"{table}_pkey") for table, _ in scans}
+
+
+@pytest.mark.parametrize("verb", ["exchange", "exchange_within", "start", "fail", "give_back"])
+def test_what_a_busy_worker_says_never_reads_history(busy_url: str, verb: str) -> None:
+    tables = {table for table, _ in _scans(busy_url, "tasks", verb)}
+
+    assert {table for table in tables if table.startswith("horsies_tasks")} == {"horsies_tasks_live"}
+
+
+@pytest.mark.parametrize(
+    ("noun", "verb", "way"),
+    [("tasks", "release", "Seq Scan"), ("workers", "orphans", f"{KEY}, from its start")],
+)
+def test_what_a_worker_held_is_found_without_an_index(busy_url: str, noun: str, verb: str, way: str) -> None:
+    """An index on the owner would be written by every claim. Both are said only when a worker comes, goes or dies."""
+    scans = _scans(busy_url, noun, verb)
+
+    assert {way for table, way in scans if table == "horsies_tasks_live"} == {way}
+
+
+def _scans(url: str, noun: str, verb: str) -> set[tuple[str, str]]:
+    """How a statement reads each table, whatever its parameters: the table, and the index or else the way."""
+    plan = asyncio.run(_plan(url, statements(noun)[verb].decode()))
+    return {
+        (node["Relation Name"], _way(node))
+        for node in _nodes(plan)
+        if "Relation Name" in node and "Scan" in node["Node Type"]
+    }
+
+
+async def _plan(url: str, statement: str) -> dict[str, Any]:
+    """As a worker's connection makes it once and keeps it."""
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))
+    for place, name in enumerate(names, 1):
+        statement = statement.replace(f"%({name})s", f"${place}")
+    async with await connect_worker(PostgresConfig(database_url=url), "plans") as connection:
+        await connection.execute(f"PREPARE explained AS {statement}".encode())
+        cursor = AsyncClientCursor(connection)
+        marks = ", ".join(f"%({name})s" for name in names)
+        await cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE explained ({marks})".encode(), VALUES)
+        row = await cursor.fetchone()
+    assert row is not None
+    return row[0][0]["Plan"]
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _way(node: dict[str, Any]) -> str:
+    """An index helps when its first column is known; else it is walked from its start."""
+    if "Index Name" not in node:
+        return node["Node Type"]
+    name = node["Index Name"]
+    column = FIRST_COLUMN.get(name, "task_id" if name == "horsies_attempts_pkey" else "id")
+    return name if f"({column} " in node.get("Index Cond", "") else f"{name}, from its start"
