@@ -30,7 +30,7 @@ BULK: Settings = {
     "narrow_cap": None,
 }
 # So that a kill finds tasks at work, and nothing waits in line.
-SLOW: Settings = {"sends": 100, "task_ms": 400}
+SLOW: Settings = {"sends": 150, "task_ms": 400, "mix": ("repeatable",), "narrow_cap": None}
 # Tasks of 20 ms on average, all but one kind of which are run again when they are lost.
 SHORT: Settings = {"batch": 10, "task_ms": 40, "mix": ("plain", "repeatable", "beside"), "narrow_cap": None}
 
