@@ -30,15 +30,15 @@ BULK: Settings = {
     "narrow_cap": None,
 }
 # So that a kill finds tasks at work, and nothing waits in line.
-SLOW: Settings = {"sends": 100, "task_ms": 400}
+SLOW: Settings = {"sends": 400, "task_ms": 400, "mix": ("repeatable",), "narrow_cap": None, "workers": 3}
 # Tasks of 20 ms on average, all but one kind of which are run again when they are lost.
 SHORT: Settings = {"batch": 10, "task_ms": 40, "mix": ("plain", "repeatable", "beside"), "narrow_cap": None}
 
 
 def deaths(place: Place) -> Lines:
     """Of workers, as a whole, and of children."""
-    by_default = place.drill(faults.kill_all_processes, 4, lease_ms=None, seconds=12.0, **SLOW)
-    fast = place.drill(faults.kill_all_processes, 5, lease_ms=3_000, seconds=15.0, **SLOW)
+    by_default = place.drill(faults.kill_all_processes, 2, lease_ms=None, seconds=40.0, **SLOW)
+    fast = place.drill(faults.kill_all_processes, 3, lease_ms=3_000, seconds=30.0, **SLOW)
     children = place.drill(faults.kill_child, 100, sends=2_000, seconds=25.0, task_ms=40)
     return [
         ("kill -9 of a worker and its children to the next run, default", spread(by_default.rescues)),

@@ -229,7 +229,7 @@ class Scene:
                     command, cwd=ROOT, env=self._env_for(self.producer_proxy), stdout=log, stderr=log
                 )
             self.producers.append(producer)
-        eventually(self._all_send, what="the producers sending")
+        eventually(self._all_send, 60, "the producers sending")
         self._began = time.monotonic()
 
     def _all_send(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from horsies.storage.tasks import NO_LIMIT
 from tests.model.ledger import NOT_YET, Expiry, due_at
 
 BOTH_QUEUES_AND_KINDS = [("a", False), ("b", True), ("a", True), ("b", False)]
@@ -23,7 +24,7 @@ class Wish:
         tuple[int, int, int], ...
     ]  # for each pool its room, its pids, and how many of those are idle
     limit: int = 100
-    batch: int = 100
+    batch: int = NO_LIMIT  # without limits there is another statement
     caps: tuple[Limit, ...] = ()
 
 
