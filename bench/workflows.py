@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from bench.app import app, noop
@@ -94,7 +95,8 @@ def _measured(
             "SELECT extract(epoch FROM max(terminal_at) - min(started_at)) FROM horsies_tasks WHERE NOT live"
         )
     )
-    return seconds, Counters(
-        after.transactions - sent.transactions,
-        after.wal_bytes - (before if done == DRAINED else sent).wal_bytes,
+    return seconds, replace(
+        after,
+        transactions=after.transactions - sent.transactions,
+        wal_bytes=after.wal_bytes - (before if done == DRAINED else sent).wal_bytes,
     )
