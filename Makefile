@@ -55,7 +55,7 @@ soak: $(VENV)/.develops
 	$(BIN)/python -m tests.faults --soak $(SOAK_MINUTES)
 
 clean:
-	rm -rf .venv .venv-3.* build dist *.egg-info
+	rm -rf .venv .venv-3.* .bench build dist *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -19,6 +19,7 @@ from horsies.cli.report import raise_all
 from horsies.cli.tables import print_table
 from horsies.config import AppConfig, PostgresConfig
 from horsies.errors import ConfigurationError, DatabaseError, ErrorCode, HorsiesError
+from horsies.handle import TaskHandle
 from horsies.results import Err
 from horsies.schedule.model import TaskSchedule
 from horsies.schedule.patterns import CronSchedule, IntervalSchedule, SchedulePattern, describe, to_data
@@ -118,8 +119,9 @@ def delete(names: Sequence[str], app: str | None, database_url: PostgresConfig |
 @click.argument("name")
 @database_options
 def run_now(name: str, app: str | None, database_url: PostgresConfig | None) -> None:
-    """Run what a schedule runs, out of turn, and print the id of the task. Needs the app."""
-    click.echo(_answer(_schedules(app, database_url, needs_app=True).run_now(name)).task_id)
+    """Run what a schedule runs, out of turn, and print the id of the task or workflow. Needs the app."""
+    handle = _answer(_schedules(app, database_url, needs_app=True).run_now(name))
+    click.echo(handle.task_id if isinstance(handle, TaskHandle) else handle.workflow_id)
 
 
 def _every(_context: click.Context, _param: click.Parameter, value: str | None) -> IntervalSchedule | None:
@@ -150,7 +152,8 @@ def _arguments(_context: click.Context, _param: click.Parameter, value: str) -> 
 
 @schedules.command()
 @click.argument("name")
-@click.option("--task", "task_name", required=True, help="The task to run.")
+@click.option("--task", "task_name", help="The task to run.")
+@click.option("--workflow", "definition_key", help="The workflow to run, by its definition_key.")
 @click.option("--cron", callback=_cron, metavar="TEXT", help='When, such as "0 3 * * mon-fri".')
 @click.option("--every", callback=_every, metavar="DURATION", help="How often, such as 30s, 15m, 12h or 7d.")
 @click.option("--timezone", default="UTC", show_default=True, help="Whose local times these are.")
@@ -167,7 +170,9 @@ def create(
     database_url: PostgresConfig | None,
     **settings: Any,
 ) -> None:
-    """Make a schedule. Needs the app, which knows the task and its arguments."""
+    """Make a schedule. Needs the app, which knows the task or workflow and its arguments."""
+    if (settings["task_name"] is None) == (settings["definition_key"] is None):
+        raise click.UsageError("give one of --task and --workflow")
     patterns = [pattern for pattern in (cron, every) if pattern is not None]
     if len(patterns) != 1:
         raise click.UsageError("give one of --cron and --every")

@@ -29,9 +29,12 @@ from horsies.storage import schedules
 from horsies.storage.database import TRANSIENT, Connection
 from horsies.storage.ids import new_ids
 from horsies.storage.schedules import Known, Listed
+from horsies.workflow.handle import WorkflowHandle
 
 T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
+# What a schedule runs is a task or a workflow.
+RunHandle = TaskHandle[Any] | WorkflowHandle[Any]
 
 
 class ScheduleErrorCode(StrEnum):
@@ -173,14 +176,14 @@ class Schedules:
         """As `get`, without blocking the running loop."""
         return await run_async(self._do(lambda connection: _info(connection, name)))
 
-    def run_now(self, name: str) -> ScheduleResult[TaskHandle[Any]]:
+    def run_now(self, name: str) -> ScheduleResult[RunHandle]:
         """Run what a schedule runs, out of turn; its slots stay where they are, and it may be paused.
 
         >>> app.schedules.run_now("digest-42").unwrap().get()
         """
         return run_sync(self._do(lambda connection: self._run_now(connection, name)))
 
-    async def run_now_async(self, name: str) -> ScheduleResult[TaskHandle[Any]]:
+    async def run_now_async(self, name: str) -> ScheduleResult[RunHandle]:
         """As `run_now`, without blocking the running loop."""
         return await run_async(self._do(lambda connection: self._run_now(connection, name)))
 
@@ -238,7 +241,7 @@ class Schedules:
         if not await schedules.delete(connection, name):
             raise _unknown(name)
 
-    async def _run_now(self, connection: Connection, name: str) -> TaskHandle[Any]:
+    async def _run_now(self, connection: Connection, name: str) -> RunHandle:
         known = await _held(connection, name)
         written = _read(known)
         try:
@@ -248,7 +251,7 @@ class Schedules:
             raise _Failed(ScheduleErrorCode.INVALID, f"schedule {name!r}: {error}") from error
         (task_id,) = await starter.start(connection, [Run(new_ids(1)[0], known.now, what)])
         await schedules.ran(connection, name, task_id)
-        return self._app.handle(task_id, self._app.tasks.get(written.schedule.task_name or ""))
+        return starter.handle(what, task_id)
 
     def _refuse_invalid(self, schedule: TaskSchedule) -> None:
         if errors := tuple(self._starters.problems(schedule)):

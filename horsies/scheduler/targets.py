@@ -6,6 +6,7 @@ priority, unique key and rate limit. Something else that schedules can start is 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
@@ -14,17 +15,22 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from horsies.codec import ArgumentError
+from horsies.codec import ArgumentError, encode_json
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
+from horsies.handle import TaskHandle
 from horsies.registry import TaskRegistry
 from horsies.schedule.definition import Written
 from horsies.schedule.model import TaskSchedule
 from horsies.schedule.slots import zone_of
 from horsies.sending import Envelope, Refused, TaskSendOptions
-from horsies.storage import schedules, tasks
+from horsies.storage import schedules, tasks, workflows
 from horsies.storage.database import Connection
 from horsies.storage.store import Rows, carry_out_async, store_and_wake
 from horsies.storage.tasks import NewTask
+from horsies.workflow.definition import DEFINITIONS
+from horsies.workflow.handle import WorkflowHandle
+from horsies.workflow.rows import plan
+from horsies.workflow.spec import WorkflowSpec, build
 
 
 class Unknown(Exception):
@@ -60,6 +66,10 @@ class Starter(Protocol):
 
     async def living(self, connection: Connection, ids: Iterable[UUID]) -> set[UUID]:
         """Which of the runs that were started have not ended."""
+        ...
+
+    def handle(self, what: Any, run_id: UUID) -> TaskHandle[Any] | WorkflowHandle[Any]:
+        """A handle to a run of what was prepared."""
         ...
 
 
@@ -119,20 +129,72 @@ class TaskStarter:
     async def living(self, connection: Connection, ids: Iterable[UUID]) -> set[UUID]:
         return await schedules.living(connection, ids)
 
+    def handle(self, what: NewTask, run_id: UUID) -> TaskHandle[Any]:
+        return self._app.handle(run_id, self._app.tasks.get(what.task_name))
 
-class Starters:
-    """What the schedules of an app can start: tasks."""
+
+class WorkflowStarter:
+    """Starts workflows by their definitions, each built with the arguments of its schedule."""
 
     def __init__(self, app: TaskRegistry) -> None:
-        self._by_kind: dict[str, Starter] = {"task": TaskStarter(app)}
+        self._app = app
+
+    def problems(self, schedule: TaskSchedule) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        if schedule.args:
+            found.append(
+                (f"args is {schedule.args!r}", "a workflow takes its parameters by name: use kwargs")
+            )
+        if schedule.queue_name is not None:
+            remedy = "say it at the nodes of the workflow"
+            found.append((f"queue_name is {schedule.queue_name!r}, and a workflow has no queue", remedy))
+        try:
+            self._build(schedule.definition_key or "", json.loads(self.arguments(schedule)))
+        except Unknown as problem:
+            found.append((str(problem), _nearest(schedule.definition_key or "", list(DEFINITIONS))))
+        except (Refused, ArgumentError) as problem:
+            found.append((str(problem), "correct kwargs, or the definition"))
+        return found
+
+    def arguments(self, schedule: TaskSchedule) -> bytes:
+        return encode_json(dict(schedule.kwargs))
+
+    def prepare(self, written: Written) -> WorkflowSpec[Any]:
+        return self._build(written.schedule.definition_key or "", json.loads(written.arguments))
+
+    def _build(self, key: str, params: Mapping[str, Any]) -> WorkflowSpec[Any]:
+        definition = DEFINITIONS.get(key)
+        if definition is None:
+            raise Unknown(f"workflow definition {key!r} is not known to this scheduler's app")
+        try:
+            return build(definition, self._app, params)
+        except Exception as error:  # the user's code runs here, and what it raises is the schedule's problem
+            message = error.message if isinstance(error, HorsiesError) else f"{type(error).__name__}: {error}"
+            raise Refused(f"workflow definition {key!r} cannot be built: {message}") from error
+
+    async def start(self, connection: Connection, runs: Sequence[Run]) -> list[UUID]:
+        limit = self._app.config.payload.reject_bytes
+        for run in runs:
+            await workflows.start(connection, plan(run.what, run.id, limit))
+        return [run.id for run in runs]
+
+    async def living(self, connection: Connection, ids: Iterable[UUID]) -> set[UUID]:
+        return await workflows.living(connection, ids)
+
+    def handle(self, what: WorkflowSpec[Any], run_id: UUID) -> WorkflowHandle[Any]:
+        return what.handle(run_id)
+
+
+class Starters:
+    """What the schedules of an app can start: tasks and workflows."""
+
+    def __init__(self, app: TaskRegistry) -> None:
+        self._tasks = TaskStarter(app)
+        self._workflows = WorkflowStarter(app)
 
     def of(self, schedule: TaskSchedule) -> Starter:
-        """Who starts what a schedule names; raises `Unknown` when nobody does."""
-        kind = "task" if schedule.definition_key is None else "workflow"
-        starter = self._by_kind.get(kind)
-        if starter is None:
-            raise Unknown(f"{kind} {schedule.definition_key!r} cannot be scheduled by this horsies")
-        return starter
+        """Who starts what a schedule names."""
+        return self._tasks if schedule.definition_key is None else self._workflows
 
     def problems(self, schedule: TaskSchedule) -> list[HorsiesError]:
         """Everything that keeps a schedule from being run here."""
@@ -140,10 +202,7 @@ class Starters:
         if zone_of(schedule.timezone) is None:
             remedy = "use a name such as Europe/Berlin or America/New_York; `pip install tzdata` has them all"
             found.append((f"there is no time zone {schedule.timezone!r}", remedy))
-        try:
-            found += self.of(schedule).problems(schedule)
-        except Unknown as problem:
-            found.append((str(problem), "schedule a task"))
+        found += self.of(schedule).problems(schedule)
         return [
             ConfigurationError(
                 f"schedule {schedule.name!r}: {problem}",

@@ -146,6 +146,12 @@ async def look(connection: Connection, workflow_id: UUID) -> FlowSeen | None:
     return None if row is None else FlowSeen._make(row)
 
 
+async def living(connection: Connection, ids: Iterable[UUID]) -> set[UUID]:
+    """Which of these workflows have not ended."""
+    cursor = await connection.execute(SQL["living"], {"ids": list(ids)})
+    return {UUID(str(row[0])) for row in await cursor.fetchall()}
+
+
 async def results(connection: Connection, workflow_id: UUID) -> list[tuple[Any, ...]]:
     """For each node its id, status and stored result, and whether none waits for it."""
     return await (await connection.execute(SQL["results"], {"id": workflow_id})).fetchall()

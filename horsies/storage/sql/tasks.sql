@@ -420,8 +420,13 @@ WITH RECURSIVE line AS MATERIALIZED (
       FROM (SELECT rate_key, spent_until + make_interval(secs => seconds) AS at
               FROM horsies_rates WHERE rate_key = ANY (%(rates)s::text[])) AS rate
      WHERE rate.at > now()
-       AND EXISTS (SELECT FROM line JOIN horsies_tasks_live AS task USING (queue_name, is_async, rate_key)
-                    WHERE line.rate_key = rate.rate_key AND task.enqueued_at <= now() AND task.status = 'PENDING')
+       AND EXISTS (SELECT FROM line
+                    CROSS JOIN LATERAL (
+                          SELECT FROM horsies_tasks_live AS task
+                           WHERE task.queue_name = line.queue_name AND task.is_async = line.is_async
+                             AND task.rate_key = line.rate_key AND task.enqueued_at <= now() AND task.status = 'PENDING'
+                           LIMIT 1) AS task
+                    WHERE line.rate_key = rate.rate_key)
 )
 SELECT extract(epoch FROM min(at) - now())::double precision FROM due;
 

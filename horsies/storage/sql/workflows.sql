@@ -64,6 +64,11 @@ WITH asked AS MATERIALIZED (
 )
 SELECT count(*) FROM first CROSS JOIN woken;
 
+-- name: living
+-- Which of these have not ended; one that is paused has not.
+SELECT id FROM horsies_workflows
+ WHERE id = ANY (%(ids)s::uuid[]) AND status IN ('PENDING', 'RUNNING', 'PAUSED');
+
 -- name: lock
 -- Everything about these workflows' trees takes turns from here to the end of the transaction. A statement of its own,
 -- so that the next one sees what was written by those before us.
