@@ -228,7 +228,8 @@ async def exchange(
 
 def is_plain(ask: Ask) -> bool:
     """Whether a claim goes by no limits, so that the plain exchange will do."""
-    return not ask.caps and not ask.rates and ask.batch == NO_LIMIT
+    room = sum(room.room for room in ask.pools)
+    return not ask.caps and not ask.rates and ask.batch == NO_LIMIT and ask.limit >= room
 
 
 def exchange_values(completed: Sequence[Completed], ask: Ask) -> dict[str, Any]:

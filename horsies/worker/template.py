@@ -82,6 +82,8 @@ def fork_child(control: socket.socket, app: TaskRegistry, settings: ChildSetting
             kind = ChildKind(data.decode())
             child.run(socket.socket(fileno=descriptors[0]), app, settings, kind, template_pid)
             code = 0
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the worker has gone before this child could say hello
         except BaseException:  # noqa: BLE001  it must not run on as a second template
             traceback.print_exc()
         finally:

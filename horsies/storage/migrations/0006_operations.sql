@@ -50,8 +50,8 @@ BEGIN
           JOIN pg_catalog.pg_class AS child ON child.oid = link.inhrelid
          WHERE link.inhparent = 'horsies_tasks_history'::pg_catalog.regclass
            AND child.relname ~ '^horsies_tasks_\d{8}$'
-           AND (pg_catalog.to_date(pg_catalog.right(child.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC'
-               <= horsies_drop_history.before
+           AND pg_catalog.to_date(pg_catalog.right(child.relname, 8), 'YYYYMMDD')::timestamp AT TIME ZONE 'UTC'
+               <= horsies_drop_history.before - interval '1 day'
          ORDER BY child.relname
     LOOP
         BEGIN
