@@ -32,8 +32,8 @@ class Scale:
     peers: Size
 
 
-BASIC = ("drains", "sends", "latencies", "producers", "children", "caps", "schedules", "workflows")
-GROWTH = ("async", "backlog", "history", "queues", "workers", "snapshot", "mixed", "idling")
+BASIC = ("drains", "sends", "latencies", "producers", "children", "caps", "workflows")
+GROWTH = ("schedules", "async", "backlog", "history", "queues", "workers", "snapshot", "mixed", "idling")
 GROUPS = (*BASIC, *GROWTH, "peers")
 
 EVERYTHING = Scale(
