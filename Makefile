@@ -33,7 +33,7 @@ demo: $(VENV)/.runs
 	$(BIN)/horsies demo --once
 
 test: $(VENV)/.develops
-	$(BIN)/pytest -n 4 $(TESTS)
+	$(BIN)/pytest -n 6 $(TESTS)
 
 lint: $(VENV)/.develops
 	$(BIN)/ruff check

@@ -56,6 +56,8 @@ def demo(once: bool) -> None:
             _wait_until_ready(worker)
             broken = _take_tour()
             touring = False
+            if broken:
+                click.echo(f"The worker said:\n{_said(worker)}", err=True)
             if not once:
                 click.echo(f"The worker runs on as process {worker.pid}; Ctrl-C stops it.")
                 raise _ended(worker, worker.wait())
@@ -147,12 +149,15 @@ def _wait_until_ready(worker: _Worker) -> None:
     raise _ended(worker, worker.poll())
 
 
-def _ended(worker: _Worker, code: int | None) -> HorsiesError:
+def _said(worker: _Worker) -> str:
     worker.log.seek(0)
-    said = worker.log.read().decode(errors="replace").strip()
+    return worker.log.read().decode(errors="replace").strip()
+
+
+def _ended(worker: _Worker, code: int | None) -> HorsiesError:
     what = f"was not ready within {START_SECONDS} s" if code is None else f"ended with exit code {code}"
     return HorsiesError(
-        f"the worker {what}; it said:\n{said}",
+        f"the worker {what}; it said:\n{_said(worker)}",
         code=ErrorCode.BROKER_INIT_FAILED,
         help_text="see what it said above",
     )

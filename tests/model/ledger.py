@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from uuid import UUID
 
-from horsies.storage.tasks import NO_LIMIT, Ask, Cap, Claimed, Line
+from horsies.storage.tasks import Ask, Cap, Claimed, Line, is_plain
 from horsies.worker.settle import MAX_CRASHES
 
 LIVE = ("PENDING", "CLAIMED", "RUNNING")
@@ -171,7 +171,7 @@ class Ledger:
             rows = self._line(line, locked)[:most]
             room_left[line.pool] -= len(rows)
             found += [(line.pool, row) for row in rows]
-        if not ask.caps and ask.batch == NO_LIMIT:
+        if is_plain(ask):
             found.sort(key=lambda entry: entry[0])  # without limits, pool by pool
         of_queue: dict[str, int] = {}
         chosen: list[tuple[int, Row]] = []
