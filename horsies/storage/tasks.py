@@ -267,8 +267,11 @@ async def _in_turn(
 
 
 async def refresh(connection: Connection) -> bool:
-    """Have plans made anew if what is known of the live table is out of date."""
-    row = await (await connection.execute(SQL["refresh"])).fetchone()
+    """Have plans made anew if what is known of the live table is out of date, and nobody else is at it."""
+    try:
+        row = await (await connection.execute(SQL["refresh"])).fetchone()
+    except errors.LockNotAvailable:
+        return False
     return row is not None and bool(row[0])
 
 

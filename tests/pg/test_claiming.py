@@ -255,3 +255,15 @@ def test_what_is_known_of_the_table_is_refreshed_when_it_has_outgrown_that(hands
 
     assert db.execute(known).fetchone() == {"rows": 5000}
     assert not hands.refresh()
+
+
+def test_nobody_waits_for_what_is_known_to_be_refreshed(hands: Hands, db: Db, database_url: str) -> None:
+    db.execute("VACUUM ANALYZE horsies_tasks_live")
+    db.execute("INSERT INTO horsies_tasks (task_name) SELECT 'noop' FROM generate_series(1, 5000)")
+    hands.execute("SET statement_timeout = '5s'")  # what it would wait for is not over by then
+
+    with psycopg.connect(database_url) as vacuum:
+        vacuum.execute("LOCK TABLE horsies_tasks_live IN SHARE UPDATE EXCLUSIVE MODE")
+        assert not hands.refresh()
+
+    assert hands.refresh()
