@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import click
-import msgspec
 
 from horsies.broker import resolve
 from horsies.cli.options import database_options, named_database
-from horsies.cli.tables import print_table
+from horsies.cli.tables import print_json, print_table
 from horsies.config import AppConfig, PostgresConfig
 from horsies.storage.database import TRANSIENT, connect, explain
 from horsies.storage.doctor import Finding, Level, Terms, examine
@@ -43,7 +42,7 @@ def doctor(
     findings = [finding for finding in found.values() if finding is not None]
     if as_json:
         document = {"findings": [asdict(finding) for finding in findings], "checks": list(found)}
-        click.echo(msgspec.json.format(msgspec.json.encode(document)))
+        print_json(document)
     else:
         print_table(["check", "result", "finding", "remedy"], [_row(*entry) for entry in found.items()])
         click.echo(_summary(len(found), findings))

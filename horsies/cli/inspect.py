@@ -14,7 +14,7 @@ import msgspec
 
 from horsies.cli.database import ask
 from horsies.cli.options import database_options, locator_of, named_database
-from horsies.cli.tables import print_table
+from horsies.cli.tables import print_json, print_table
 from horsies.config import PostgresConfig
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.spans import span
@@ -30,6 +30,9 @@ WATCH_SECONDS = 1.0
 MESSAGE_WIDTH = 60
 _STATUSES = ("PENDING", "CLAIMED", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "EXPIRED")
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many."
+)
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,9 +140,7 @@ def _worker_row(worker: WorkerState) -> list[str]:
 @click.command()
 @click.option("--status", type=click.Choice(_STATUSES, case_sensitive=False), help="Only in this state.")
 @filter_options
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many."
-)
+@limit_option
 @as_json_option
 @database_options
 def tasks(
@@ -175,9 +176,7 @@ def _task_row(task: TaskState) -> list[str]:
 
 @click.command()
 @filter_options
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many."
-)
+@limit_option
 @as_json_option
 @database_options
 def failed(
@@ -297,10 +296,6 @@ def no_such_task(task_id: UUID) -> HorsiesError:
 
 
 # How things are written
-
-
-def print_json(document: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(document)))
 
 
 def raw(text: str | None) -> msgspec.Raw | str | None:

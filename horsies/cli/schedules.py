@@ -16,7 +16,7 @@ import msgspec
 from horsies.app import Horsies
 from horsies.cli.options import database_options, load, messages
 from horsies.cli.report import raise_all
-from horsies.cli.tables import print_table
+from horsies.cli.tables import print_json, print_table
 from horsies.config import AppConfig, PostgresConfig
 from horsies.errors import ConfigurationError, DatabaseError, ErrorCode, HorsiesError
 from horsies.handle import TaskHandle
@@ -46,7 +46,7 @@ def list_(as_json: bool, app: str | None, database_url: PostgresConfig | None) -
     found = _answer(_schedules(app, database_url).list())
     if as_json:
         document = {"schedules": [_document(info) for info in found]}
-        click.echo(msgspec.json.format(msgspec.json.encode(document)))
+        print_json(document)
         return
     header = ["name", "source", "runs", "when", "zone", "state", "next run", "last run", "count", "error"]
     print_table(header, [_row(info) for info in found], right=["count"])

@@ -1,10 +1,13 @@
-"""Tables on a terminal or in a file: aligned, one row a line."""
+"""What commands print: tables for people, aligned, one row a line, and JSON for programs."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Collection, Sequence
+
+import click
+import msgspec
 
 from horsies.errors import use_color
 
@@ -29,6 +32,11 @@ def print_table(header: Sequence[str], rows: Collection[Sequence[str]], right: C
     color = use_color(os.environ, on_terminal)
     # in a file nothing is folded to a terminal's width
     Console(force_terminal=color, no_color=not color, width=None if on_terminal else WIDE_ENOUGH).print(table)
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document."""
+    click.echo(msgspec.json.format(msgspec.json.encode(document)))
 
 
 def printable(text: str) -> str:

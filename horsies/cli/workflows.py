@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -11,15 +10,15 @@ from uuid import UUID
 import click
 import msgspec
 
-from horsies.broker import resolve
+from horsies.cli.database import ask
 from horsies.cli.options import database_options, named_database
-from horsies.cli.tables import print_table, printable
-from horsies.config import AppConfig, PostgresConfig
+from horsies.cli.tables import print_json, print_table, printable
+from horsies.config import PostgresConfig
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.status import WorkflowStatus
 from horsies.storage import steering
 from horsies.storage import workflows as stored
-from horsies.storage.database import TRANSIENT, Connection, connect, explain
+from horsies.storage.database import Connection
 
 T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
@@ -65,10 +64,10 @@ def list_(
 ) -> None:
     """The latest workflows, newest first."""
     values = {"status": status, "name": name, "all": all_, "limit": limit}
-    rows = _ask(app, database_url, lambda connection: stored.listing(connection, values))
+    rows = ask(named_database(app, database_url), lambda connection: stored.listing(connection, values))
     found: list[dict[str, Any]] = [dict(zip(LIST_FIELDS, row, strict=True)) for row in rows]
     if as_json:
-        _print_json({"workflows": found})
+        print_json({"workflows": found})
         return
     print_table(
         ["workflow", "name", "status", "done", "sent", "took", "error"],
@@ -89,13 +88,13 @@ def show(workflow_id: UUID, as_json: bool, app: str | None, database_url: Postgr
     async def look(connection: Connection) -> tuple[tuple[Any, ...] | None, list[tuple[Any, ...]]]:
         return await stored.shown(connection, workflow_id), await stored.nodes(connection, workflow_id)
 
-    row, rows = _ask(app, database_url, look)
+    row, rows = ask(named_database(app, database_url), look)
     if row is None:
         raise _unknown(workflow_id)
     flow: dict[str, Any] = dict(zip(SHOW_FIELDS, row, strict=True))
     nodes: list[dict[str, Any]] = [dict(zip(NODE_FIELDS, each, strict=True)) for each in rows]
     if as_json:
-        _print_json({**flow, "nodes": nodes})
+        print_json({**flow, "nodes": nodes})
         return
     click.echo(f"{printable(flow['name'])}  {flow['status']}  {workflow_id}")
     if flow["error"]:
@@ -153,25 +152,12 @@ def _steer(
     refused: str,
 ) -> None:
     """Do something about a workflow, and say what came of it."""
-    outcome = _ask(app, database_url, lambda connection: act(connection, workflow_id))
+    outcome = ask(named_database(app, database_url), lambda connection: act(connection, workflow_id))
     if outcome is None:
         raise _unknown(workflow_id)
     click.echo(f"workflow {workflow_id} {done if outcome else 'is ' + refused}")
     if not outcome:
         raise click.exceptions.Exit(1)
-
-
-def _ask(app: str | None, database_url: PostgresConfig | None, work: Work[T]) -> T:
-    postgres = named_database(app, database_url) or resolve(AppConfig())
-    return asyncio.run(_carry_out(postgres, work))
-
-
-async def _carry_out(postgres: PostgresConfig, work: Work[T]) -> T:
-    try:
-        async with await connect(postgres, name="horsies-workflows") as connection:
-            return await work(connection)
-    except TRANSIENT as error:
-        raise explain(error, postgres) from error
 
 
 def _unknown(workflow_id: UUID) -> HorsiesError:
@@ -235,7 +221,3 @@ def _took(began: datetime | None, ended: datetime | None) -> str:
     if began is None or ended is None:
         return ""
     return f"{(ended - began).total_seconds():.2f} s"
-
-
-def _print_json(document: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(document)))

@@ -99,9 +99,8 @@ class Heartbeat:
             self._checked_at = time.monotonic()
             with answering(connection):
                 await workers.prepare_history(connection)
-                await steering.fire(
-                    connection
-                )  # whoever knew when it is due may be gone, and the others busy
+                # Whoever knew when something of a workflow is due may be gone, and the others busy.
+                await steering.fire(connection)
             rescued = await reap(connection, self._settler, self._rules)
             if rescued:
                 logger.warning("rescued %d tasks of dead workers", rescued)

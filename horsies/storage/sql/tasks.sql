@@ -386,7 +386,8 @@ SELECT id, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ende
 
 -- name: next_due
 -- Seconds until the next delayed task of these queues is due, or the next one expires, or one that a rate limit holds
--- back may start, or a workflow has waited long enough. Every priority that a line holds is one descent of the claim index, however many tasks there are.
+-- back may start, or a workflow has waited long enough. Every priority that a line holds is one descent of the claim
+-- index, however many tasks there are.
 WITH RECURSIVE line AS MATERIALIZED (
     SELECT queue_name, is_async, rate_key
       FROM unnest(%(queues)s::text[]) AS asked (queue_name), (VALUES (false), (true)) AS kind (is_async),
