@@ -166,15 +166,22 @@ class Claimer:
             owner.process_name,
         )
 
-    def claimed(self, tasks: Sequence[Claimed], seconds: float, now: float) -> None:
-        """Note how far the lines were read; in each, the last task claimed is the furthest. A rate limit's is short."""
+    def claimed(self, tasks: Sequence[Claimed], seconds: float, now: float) -> bool:
+        """Note how far the lines were read; in each, the last task claimed is the furthest. A rate limit's is short.
+
+        Whether some rate was spent, so that the next of its tasks is due at another time than was known.
+        """
+        spent = False
         for task in tasks:
-            if task.task_name not in self.rates:
+            if task.task_name in self.rates:
+                spent = True
+            else:
                 source = Source(self._pool_of[task.is_async], task.queue_name, task.is_async, "")
                 self._after[source] = (task.priority, task.enqueued_at, task.id)
         if self._rewound:
             pause = min(REWIND_MAX_SECONDS, max(REWIND_MIN_SECONDS, seconds / REWIND_SHARE))
             self._rewind_at = now + pause
+        return spent
 
     def rewind(self) -> bool:
         """Start the next claim from the beginning; False when the last one did."""

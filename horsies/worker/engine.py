@@ -349,7 +349,7 @@ class Engine:
         if caps:
             self._caps.claimed(caps, [task for task in claimed if task.pid is not None])
         if limit:
-            self._claimer.claimed(claimed, now - began, now)
+            self._due_unknown |= self._claimer.claimed(claimed, now - began, now)
             self._take(claimed, rooms, now)
         if now - began > SLOW_SECONDS and now > self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS

@@ -68,6 +68,16 @@ def test_in_no_window_do_two_workers_start_more_than_the_burst_and_the_rate(
     assert owners == {"workers": 2}
 
 
+def test_a_limit_that_allows_the_next_start_at_any_moment_leaves_none_waiting(
+    workplace: Workplace, db: Db
+) -> None:
+    office = staffed(workplace, APP.format(rate="100/s"), "--processes=1")
+
+    handles = office.tasks.call.send_many([(number,) for number in range(200)]).unwrap()
+
+    assert [handle.get(30_000).ok_value for handle in handles] == list(range(200))
+
+
 def test_those_that_wait_for_the_limit_hold_no_slot(workplace: Workplace, db: Db) -> None:
     office = staffed(workplace, APP.format(rate="5/h"), "--processes=1")
     first, *others = office.tasks.call.send_many([(number,) for number in range(20)]).unwrap()

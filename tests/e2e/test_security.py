@@ -79,7 +79,7 @@ def test_a_lost_connection_is_logged_without_the_password(office: Office, shared
 
     shared_db.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND application_name LIKE 'horsies-%'"
+        " WHERE datname = current_database() AND application_name = 'horsies-worker'"
     )
     eventually(
         lambda: re.search("next try in|lost its connection", office.worker.log), what="a word about it"

@@ -253,3 +253,11 @@ def test_a_rate_limited_line_is_always_read_from_its_beginning() -> None:
     claimer.claimed([plain, limited], seconds=0.001, now=100.0)
 
     assert keys_of(ask(claimer, 4, now=100.01)) == {("a", ""): key(plain), ("a", "slow"): START}
+
+
+def test_only_a_claim_that_spent_a_rate_makes_the_next_due_time_unknown() -> None:
+    claimer = Claimer([queue("a")], {False: 0}, 0)
+    claimer.limit_rates(["slow"])
+
+    assert claimer.claimed([held("a"), held("a", task_name="slow")], seconds=0.001, now=100.0)
+    assert not claimer.claimed([held("a")], seconds=0.001, now=100.0)

@@ -418,11 +418,12 @@ WITH RECURSIVE line AS MATERIALIZED (
     UNION ALL
     SELECT min(deadline_at) FROM horsies_workflows WHERE deadline_at IS NOT NULL
     UNION ALL
-    SELECT rate.at
+    -- What may start at once is left to the next look. If that finds it gone, someone else has spent the rate: one second
+    -- later we look whether they are still at it.
+    SELECT CASE WHEN rate.at > now() THEN rate.at ELSE now() + interval '1 s' END
       FROM (SELECT rate_key, spent_until + make_interval(secs => seconds) AS at
               FROM horsies_rates WHERE rate_key = ANY (%(rates)s::text[])) AS rate
-     WHERE rate.at > now()
-       AND EXISTS (SELECT FROM line
+     WHERE EXISTS (SELECT FROM line
                     CROSS JOIN LATERAL (
                           SELECT FROM horsies_tasks_live AS task
                            WHERE task.queue_name = line.queue_name AND task.is_async = line.is_async
