@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PYTHON ?=
 USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 
+# The suite starts thousands of processes: none of them shall compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The whole suite but the fault drills, which take long: make faults.
 TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/docs tests/faults/test_checker.py
 # What `python -m bench` is told, such as --quick.
