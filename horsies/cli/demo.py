@@ -1,4 +1,4 @@
-"""`horsies demo`: a worker of its own, and tasks that end in every way a task can end.
+"""`horsies demo`: a worker of its own, tasks that end in every way a task can end, a workflow and a schedule.
 
 It keeps to a database of its own on the server it finds, writes nothing into the folder it is run in, and whatever
 happens to it takes its worker with it.
@@ -34,7 +34,7 @@ from horsies.worker.system import die_with_parent
 
 DATABASE = "horsies_demo"
 LOCATOR = "horsies.cli.demo_app:app"
-FLAGS = ("--processes=2", "--prefetch-buffer=200")
+FLAGS = ("--processes=2", "--prefetch-buffer=200", "--with-scheduler")
 START_SECONDS = 30
 STOP_SECONDS = 15
 INTERRUPTED = 130
@@ -169,6 +169,8 @@ def _take_tour() -> bool:
     for stop in tour.STOPS:
         click.echo(f"A task {stop.what} …")
         seen.append(tour.visit(stop))
+    click.echo("A workflow makes numbers, squares each and sums them up …")
+    seen.append(tour.workflow())
     click.echo(f"{tour.BULK:,} tasks are sent at once …")
     for news in tour.bulk():
         if isinstance(news, tour.Seen):

@@ -1,13 +1,38 @@
-"""The app of `horsies demo`: one task for each way in which a task can end."""
+"""The app of `horsies demo`: one task for each way in which a task can end, a workflow, and a schedule."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
 
-from horsies import Horsies, RetryPolicy, TaskError, TaskResult
+from horsies import (
+    AppConfig,
+    Horsies,
+    IntervalSchedule,
+    RetryPolicy,
+    ScheduleConfig,
+    TaskError,
+    TaskResult,
+    TaskSchedule,
+    WorkflowDefinition,
+    from_node,
+    map_node,
+)
 
-app = Horsies()
+app = Horsies(
+    AppConfig(
+        schedule=ScheduleConfig(
+            schedules=[
+                TaskSchedule(
+                    name="every-two-seconds",
+                    task_name="add",
+                    pattern=IntervalSchedule(seconds=2),
+                    kwargs={"x": 1, "y": 1},
+                )
+            ]
+        )
+    )
+)
 
 
 @app.task("add")
@@ -42,3 +67,32 @@ def spin() -> TaskResult[None, TaskError]:
 @app.task("crash")
 def crash() -> TaskResult[None, TaskError]:
     os._exit(3)
+
+
+@app.task("numbers")
+def numbers(upto: int) -> TaskResult[list[int], TaskError]:
+    return TaskResult(ok=list(range(1, upto + 1)))
+
+
+@app.task("square")
+def square(number: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=number * number)
+
+
+@app.task("total")
+def total(of: TaskResult[list[int], TaskError]) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=sum(of.unwrap()))
+
+
+class SumOfSquares(WorkflowDefinition[int]):
+    """Makes numbers, squares each of them at once, adds them up."""
+
+    name = "sum-of-squares"
+    definition_key = "horsies.demo.sum-of-squares.v1"
+
+    made = numbers.node()(upto=4)
+    squared = map_node(square, over=made)
+    summed = total.node()(of=from_node(squared))
+
+    class Meta:
+        output = "summed"

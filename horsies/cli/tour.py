@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from horsies.cli.demo_app import add, charge, crash, divide, fetch, spin
+from horsies.cli.demo_app import SumOfSquares, add, app, charge, crash, divide, fetch, spin
 from horsies.errors import DatabaseError, ErrorCode
 from horsies.handle import TaskHandle
 from horsies.results import (
     BrokerOperationError,
+    HandleOperationError,
     Ok,
     Result,
     TaskError,
@@ -21,8 +22,9 @@ from horsies.results import (
     TaskResult,
     TaskSendError,
     TaskSendResult,
+    WorkflowStartError,
 )
-from horsies.status import OperationalErrorCode, OutcomeCode, TaskStatus
+from horsies.status import OperationalErrorCode, OutcomeCode, TaskStatus, WorkflowStatus
 
 T = TypeVar("T")
 
@@ -87,7 +89,10 @@ STOPS: Sequence[Stop] = (
 )
 
 
-def answered(answer: Result[T, TaskSendError] | Result[T, BrokerOperationError]) -> T:
+Trouble: TypeAlias = TaskSendError | BrokerOperationError | WorkflowStartError | HandleOperationError
+
+
+def answered(answer: Result[T, Trouble]) -> T:
     """What the database answered; when it cannot be asked, there is no tour."""
     if isinstance(answer, Ok):
         return answer.ok_value
@@ -106,6 +111,20 @@ def visit(stop: Stop) -> Seen:
     milliseconds = (time.perf_counter() - started) * 1000
     info = answered(handle.info(include_attempts=True))
     return judge(stop, info, result, milliseconds)
+
+
+def workflow() -> Seen:
+    """Start the workflow, wait for its end, and count the tasks that it took."""
+    started = time.perf_counter()
+    handle = answered(SumOfSquares.build(app).start())
+    result = handle.get(timeout_ms=PATIENCE_MS)
+    milliseconds = (time.perf_counter() - started) * 1000
+    status = answered(handle.status())
+    outcome = repr(result.ok_value) if result.is_ok() else str(result.err_value.error_code)
+    kept = (status, outcome) == (WorkflowStatus.COMPLETED, "30")
+    promise = None if kept else "COMPLETED with 30"
+    nodes = len(answered(handle.tasks()))
+    return Seen("is a workflow that squares and sums", str(status), nodes, outcome, milliseconds, promise)
 
 
 def judge(stop: Stop, info: TaskInfo | None, result: TaskResult[Any, TaskError], milliseconds: float) -> Seen:
