@@ -65,6 +65,8 @@ _STEADY_PLANS = (
     "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off"
     " -c enable_material=off -c jit=off -c plan_cache_mode=force_generic_plan"
 )
+# What a producer asks for is found by an index, whatever the size of the table was when the plan was made.
+BY_INDEX = "SET enable_seqscan = off"
 # Whoever waited for a turn must see what was written by those before, whatever the database prefers.
 _FRESH_SNAPSHOTS = r"-c default_transaction_isolation=read\ committed"
 _GIVES_UP = f"-c statement_timeout={STATEMENT_SECONDS}s"
@@ -207,7 +209,10 @@ class Database:
             if is_quiet(entry.connection):
                 return entry
             await entry.connection.close()
-        return _Idle(await connect(self.config, name=self._name), time.monotonic())
+        connection = await connect(self.config, name=self._name)
+        if not self.config.pgbouncer_transaction_mode:
+            await connection.execute(BY_INDEX)
+        return _Idle(connection, time.monotonic())
 
     async def _put_back(self, entry: _Idle) -> None:
         connection = entry.connection

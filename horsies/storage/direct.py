@@ -15,7 +15,7 @@ import psycopg
 from psycopg import Connection
 
 from horsies.config import PostgresConfig
-from horsies.storage.database import connection_settings, connection_string, is_quiet, none_free
+from horsies.storage.database import BY_INDEX, connection_settings, connection_string, is_quiet, none_free
 
 SyncConnection = Connection[tuple[Any, ...]]
 
@@ -57,9 +57,12 @@ class DirectDatabase:
     def _connect(self) -> SyncConnection:
         threshold = None if self._config.pgbouncer_transaction_mode else 2
         settings = connection_settings(self._config, self._name)
-        return Connection.connect(
+        connection = Connection.connect(
             connection_string(self._config.conninfo, **settings), autocommit=True, prepare_threshold=threshold
         )
+        if not self._config.pgbouncer_transaction_mode:
+            connection.execute(BY_INDEX)
+        return connection
 
     def _put_back(self, connection: SyncConnection, opened_at: float) -> None:
         too_old = 0 <= self._config.pool_recycle < time.monotonic() - opened_at

@@ -6,10 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
-from horsies import Horsies
+from horsies import Horsies, PostgresConfig
+from horsies.storage import tasks
+from horsies.storage.database import Database
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
 from tests.support.proxy import Proxy
@@ -44,6 +47,38 @@ class Waiting:
         self._thread.join(30)
         assert not self._thread.is_alive()
         return self.result
+
+
+def rows_read(db: Db) -> int:
+    """How many rows of the live table have been read so far."""
+    db.execute("SELECT pg_stat_force_next_flush()")
+    row = db.execute(
+        "SELECT seq_tup_read + idx_tup_fetch AS n FROM pg_stat_user_tables WHERE relname = 'horsies_tasks_live'"
+    ).fetchone()
+    assert row is not None
+    return row["n"]
+
+
+def test_waiting_for_many_reads_each_once_though_the_plan_is_from_when_there_was_one(
+    add: Add, hands: Hands, db: Db, database_url: str
+) -> None:
+    async def watch(database: Database, ids: list[UUID]) -> None:
+        async with database.connection() as connection:
+            await tasks.watch(connection, ids)
+            await connection.execute("SELECT pg_stat_force_next_flush()")
+
+    async def grow() -> int:
+        database = Database(PostgresConfig(database_url=database_url), "horsies-producer")
+        first = UUID(add.send(1).unwrap().task_id)
+        for _ in range(10):  # so that the plan is kept
+            await watch(database, [first])
+        handles = add.send_many([(n,) for n in range(1_000)]).unwrap()
+        before = rows_read(db)
+        await watch(database, [UUID(handle.task_id) for handle in handles[:500]])
+        await database.close()
+        return rows_read(db) - before
+
+    assert asyncio.run(grow()) < 5 * 500
 
 
 def test_a_thousand_waiters_share_one_listener_and_are_woken_by_one_settle(

@@ -438,16 +438,15 @@ SELECT extract(epoch FROM min(at) - now())::double precision FROM due;
 -- locked right now is about to change, and one that was sent this moment is about to be claimed: a worker must not find
 -- it locked. Both are passed over and asked for again. Losing a mark in a crash costs a poll, so nobody waits for the
 -- disk.
-WITH marked AS (
-    UPDATE horsies_tasks_live AS task
-       SET awaited = true
-      FROM (SELECT id FROM horsies_tasks_live
-             WHERE id = ANY (%(ids)s::uuid[]) AND NOT awaited
-               AND (status <> 'PENDING' OR sent_at < now() - interval '5 ms')
-               AND set_config('synchronous_commit', 'off', true) IS NOT NULL
-               FOR UPDATE SKIP LOCKED) AS free
-     WHERE task.id = free.id
-    RETURNING task.id
+WITH free AS MATERIALIZED (
+    SELECT id FROM horsies_tasks_live
+     WHERE id = ANY (%(ids)s::uuid[]) AND NOT awaited
+       AND (status <> 'PENDING' OR sent_at < now() - interval '5 ms')
+       AND set_config('synchronous_commit', 'off', true) IS NOT NULL
+       FOR UPDATE SKIP LOCKED
+), marked AS (
+    -- By an array, not by a join: a plan made for an empty table may turn a join round and lock all rows for each of them.
+    UPDATE horsies_tasks_live SET awaited = true WHERE id = ANY (ARRAY (SELECT id FROM free)) RETURNING id
 )
 SELECT task.id, task.status, task.result, task.awaited OR marked.id IS NOT NULL
   FROM horsies_tasks AS task LEFT JOIN marked ON marked.id = task.id

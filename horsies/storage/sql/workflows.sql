@@ -273,16 +273,14 @@ SELECT CASE WHEN awaited THEN pg_notify('workflow_done', id::text) END FROM flow
 -- name: watch
 -- What has become of these workflows; those that are not over are marked, so that their end is notified. A row that is
 -- locked right now is passed over and asked for again.
-WITH marked AS (
-    UPDATE horsies_workflows AS flow
-       SET awaited = true
-      FROM (SELECT id FROM horsies_workflows
-             WHERE id = ANY (%(ids)s::uuid[]) AND NOT awaited
-               AND status IN ('PENDING', 'RUNNING', 'PAUSED')
-               AND set_config('synchronous_commit', 'off', true) IS NOT NULL
-               FOR UPDATE SKIP LOCKED) AS free
-     WHERE flow.id = free.id
-    RETURNING flow.id
+WITH free AS MATERIALIZED (
+    SELECT id FROM horsies_workflows
+     WHERE id = ANY (%(ids)s::uuid[]) AND NOT awaited
+       AND status IN ('PENDING', 'RUNNING', 'PAUSED')
+       AND set_config('synchronous_commit', 'off', true) IS NOT NULL
+       FOR UPDATE SKIP LOCKED
+), marked AS (
+    UPDATE horsies_workflows SET awaited = true WHERE id = ANY (ARRAY (SELECT id FROM free)) RETURNING id
 )
 SELECT flow.id, flow.status, flow.result, flow.error,
        (SELECT node_id FROM horsies_workflow_tasks WHERE workflow_id = flow.id AND task_index = flow.output_task_index),
