@@ -97,6 +97,7 @@ from horsies.status import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
+from horsies.storage.notes import TaskLogLine, TaskProgress
 from horsies.workflow.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.functions import (
@@ -194,7 +195,9 @@ __all__ = [
     "TaskError",
     "TaskHandle",
     "TaskInfo",
+    "TaskLogLine",
     "TaskNode",
+    "TaskProgress",
     "TaskResult",
     "TaskSchedule",
     "TaskSendError",
