@@ -50,6 +50,7 @@ from horsies.results import (
     is_ok,
 )
 from horsies.retry import ExceptionMapper, RetryPolicy
+from horsies.running import CurrentTask, current_task
 from horsies.schedule.cron import (
     BothDays,
     ByMonthDay,
@@ -149,6 +150,7 @@ __all__ = [
     "CronSchedule",
     "CronStep",
     "CronValues",
+    "CurrentTask",
     "CustomQueueConfig",
     "DailySchedule",
     "DaySelector",
@@ -224,6 +226,7 @@ __all__ = [
     "WorkflowTaskInfo",
     "WorkflowTaskStatus",
     "WorkflowValidationError",
+    "current_task",
     "from_node",
     "is_err",
     "is_ok",
