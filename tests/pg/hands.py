@@ -126,6 +126,15 @@ class Hands:
         ]
         return self.store(failures)
 
+    def snooze(self, claimed: Iterable[Claimed], seconds: float = 3_600) -> dict[str, bool]:
+        """End runs that are to be repeated later."""
+        return self.store(
+            [
+                Failure(task.id, task.claim_seq, ERR, "BROKEN", None, delay_seconds=seconds, snoozed=True)
+                for task in claimed
+            ]
+        )
+
     def store(self, failures: Sequence[Failure]) -> dict[str, bool]:
         """End attempts as a settler says."""
         return self._run(tasks.fail(self._connection, failures))
