@@ -21,15 +21,16 @@ from horsies.config import CustomQueueConfig
 from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import OutcomeCode, WorkerState
-from horsies.storage import steering, steps, tasks, workers, workflows
+from horsies.storage import cancelling, steering, steps, tasks, workers, workflows
 from horsies.storage.database import TRANSIENT, Connection, answering
-from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start
+from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start, stopped
 from horsies.worker.attention import Attention
 from horsies.worker.capacity import FULL_SECONDS, Capacity, Limits
 from horsies.worker.claim import Caps, Claimer, Owner
 from horsies.worker.pool import ChildPool
 from horsies.worker.settle import Settler
 from horsies.worker.wire import Outcome
+from horsies.workflow.rows import BUILD
 
 logger = logging.getLogger("horsies.worker")
 
@@ -70,6 +71,9 @@ class Engine:
         self.settler = Settler(app)
         self.stale_results = 0
         self._limits = limits
+        self._tasks = app.tasks
+        self._grace_seconds = app.config.unknown_task_grace_seconds
+        self._unknown: list[Claimed] = []  # claimed just now, and not known here
         self._queues = [queue.name for queue in queues]
         self._capacity = Capacity(pools, limits)
         self._claimer = Claimer(queues, self._capacity.pool_of, limits.max_claim_batch)
@@ -120,6 +124,21 @@ class Engine:
         logger.warning("task %s (%s) ran past its limit of %d ms", task.id, task.task_name, limit_ms)
         self.settler.timed_out(task, limit_ms)
         self._over(task)
+
+    def cancelled(self, task: Claimed) -> None:
+        logger.info("task %s (%s) was cancelled", task.id, task.task_name)
+        self.settler.cancelled(task)
+        self._over(task)
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Of the tasks that run here, these are to stop, and no others."""
+        for pool in self._capacity.pools:
+            pool.cancel(ids)
+
+    @property
+    def running(self) -> list[str]:
+        """The tasks that run here, or are about to."""
+        return [task.id for task in self._capacity.running]
 
     def _over(self, task: Claimed) -> None:
         """A task has left its child, yet counts as in flight until that is written."""
@@ -351,11 +370,14 @@ class Engine:
         if limit:
             self._due_unknown |= self._claimer.claimed(claimed, now - began, now)
             self._take(claimed, rooms, now)
+        if self._unknown:
+            await self._put_off(connection)
         if now - began > SLOW_SECONDS and now > self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS
             await tasks.refresh(connection)
         if ended < len(completed):
-            await self._count_stale(connection, [task.id for task in completed])
+            # Some were asked to stop, or are not ours any more: the next round ends the former and counts the latter.
+            self.settler.failed += [stopped(task) for task in completed]
 
     async def _exchange(
         self, connection: Connection, completed: list[Completed], ask: Ask
@@ -397,6 +419,9 @@ class Engine:
         for task in claimed:
             number = self._capacity.pool_of[task.is_async]
             found[number] += 1
+            if self._grace_seconds and task.task_name not in self._tasks and task.task_name != BUILD:
+                self._unknown.append(task)
+                continue
             (self._prefetched if task.pid is None else started[number]).append(task)
         for pool, calls in zip(pools, started, strict=True):
             if calls:
@@ -412,6 +437,23 @@ class Engine:
             self._look = True
         else:
             self._attention.looked(sum(found[number] for number in hungry), now)
+
+    async def _put_off(self, connection: Connection) -> None:
+        """Leave what is not known here to others, unless it has waited for them for too long: a child says so then."""
+        unknown, self._unknown = self._unknown, []
+        try:
+            put_off = await tasks.put_off(
+                connection, [(task.id, task.claim_seq) for task in unknown], self._grace_seconds
+            )
+        except TRANSIENT:
+            self._look = self._unsure = True  # they go back as they are
+            raise
+        self._due_unknown = True
+        late = [task for task in unknown if task.id not in put_off]
+        self._prefetched.extend(task for task in late if task.pid is None)
+        for number, pool in enumerate(self._capacity.pools):
+            mine = [task for task in late if self._capacity.pool_of[task.is_async] == number]
+            pool.submit([task for task in mine if task.pid is not None])
 
     async def _start(self, connection: Connection) -> None:
         """Send prefetched tasks to children; one that cannot be started is no longer ours or came too late."""
@@ -479,6 +521,7 @@ class Engine:
             self._doubtful = await workers.living(connection, self._doubtful)
             self._doubt_at = time.monotonic() + DOUBT_SECONDS
         await tasks.release(connection, self.owner.worker_id, held)
+        await cancelling.end_unheld(connection, self.owner.worker_id, held)
         self._unsure = False
 
     async def _rest(self, connection: Connection) -> None:
