@@ -25,7 +25,7 @@ REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
               horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
               horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-              horsies_schema_version
+              horsies_event_cursors, horsies_schema_version
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only, and reads what became of them. Whoever waits for a task marks it, so that
@@ -82,13 +82,14 @@ GRANT horsies_producer TO horsies_scheduler;
 GRANT UPDATE (sent_at) ON horsies_tasks_live TO horsies_scheduler;
 GRANT SELECT, INSERT, UPDATE, DELETE ON horsies_schedule_state TO horsies_scheduler;
 
--- A viewer reads everything, arguments and results too, and writes nothing.
+-- A viewer reads everything, arguments and results too, and writes nothing but how far it has passed events on.
 GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
                 horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
                 horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-                horsies_schema_version
+                horsies_event_cursors, horsies_schema_version
    TO horsies_viewer;
+GRANT INSERT, UPDATE ON horsies_event_cursors TO horsies_viewer;
 
 -- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules
 -- and deletes them. To send through what nobody else is about to, it locks the rows, which is an UPDATE right.
