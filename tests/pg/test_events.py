@@ -23,7 +23,7 @@ from tests.pg.players import Player, play
 
 Db = psycopg.Connection[dict[str, Any]]
 ANYTHING = Wanted()
-LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+LONG_AGO = datetime.now(UTC) - timedelta(hours=1)
 
 
 class Follower:
