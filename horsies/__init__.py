@@ -26,6 +26,7 @@ from horsies.errors import (
     WorkflowContextMissingIdError,
     WorkflowValidationError,
 )
+from horsies.events import Event
 from horsies.handle import TaskHandle
 from horsies.registry import ChildProcessStartHook
 from horsies.results import (
@@ -154,6 +155,7 @@ __all__ = [
     "EitherDay",
     "Err",
     "ErrorCode",
+    "Event",
     "EveryDay",
     "ExceptionMapper",
     "HandleErrorCode",

@@ -1,7 +1,7 @@
 """What happens to tasks, workflows and schedules, as values.
 
-    queued ─▶ processing ─▶ completed | failed | timeout | crashed | cancelled      expired, cancelled: before it began
-                 └──────▶ retry | timeout | crashed, with `will_retry` ─▶ processing …
+queued ─▶ processing ─▶ completed | failed | timeout | crashed | cancelled      expired, cancelled: before it began
+             └──────▶ retry | timeout | crashed, with `will_retry` ─▶ processing …
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 # What a worker does to tasks, and so can tell by itself.
-WORKER_KINDS: Final = ("processing", "completed", "failed", "retry", "timeout", "crashed", "expired", "cancelled")
+WORKER_KINDS: Final = (
+    "processing",
+    "completed",
+    "failed",
+    "retry",
+    "timeout",
+    "crashed",
+    "expired",
+    "cancelled",
+)
 KINDS: Final = (
     "queued", *WORKER_KINDS, "workflow.started", "workflow.paused", "workflow.resumed", "workflow.completed",
     "workflow.failed", "workflow.cancelled", "workflow.expired", "schedule.fired",
@@ -70,5 +79,7 @@ def kind_of_failure(error_code: str | None, will_retry: bool) -> str:
             return "timeout"
         case "WORKER_CRASHED":
             return "crashed"
+        case "TASK_CANCELLED" if not will_retry:
+            return "cancelled"
         case _:
             return "retry" if will_retry else "failed"

@@ -16,6 +16,7 @@ from horsies.cli.db import db
 from horsies.cli.demo import demo
 from horsies.cli.doctor import doctor
 from horsies.cli.events import events
+from horsies.cli.health import health
 from horsies.cli.inspect import failed, info, show, tasks, why
 from horsies.cli.migrate import migrate
 from horsies.cli.operate import purge, requeue, resume, suspend
@@ -77,7 +78,7 @@ def horsies(context: click.Context) -> None:
 
 for _command in (
     worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db, info, tasks, show, failed, why, requeue, suspend,
-    resume, purge, events,
+    resume, purge, events, health,
 ):  # fmt: skip
     horsies.add_command(_command)
 

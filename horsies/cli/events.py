@@ -9,14 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from random import random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 import click
 import msgspec
 
 from horsies.broker import resolve
-from horsies.cli.bulk import Bulk
 from horsies.cli.database import ask
 from horsies.cli.options import database_options, named_database
 from horsies.cli.tables import printable
@@ -29,6 +28,9 @@ from horsies.storage import events as stored
 from horsies.storage.database import TRANSIENT, Connection, connect, explain
 from horsies.storage.events import Wanted
 from horsies.storage.ids import not_before
+
+if TYPE_CHECKING:
+    from horsies.cli.bulk import Bulk
 
 # Without --follow and --since, so much of the past is shown.
 RECENT = timedelta(minutes=5)
@@ -103,6 +105,9 @@ def _bulk(to: str | None, index: str | None) -> Bulk | None:
         raise click.UsageError("--to and --index belong together")
     if to is None or index is None:
         return None
+    # an HTTP client takes 50 ms to import, which only those should pay who send something over it
+    from horsies.cli.bulk import Bulk
+
     try:
         return Bulk(to, index, os.environ.get("HORSIES_EVENTS_API_KEY"))
     except ValueError as error:

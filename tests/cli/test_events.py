@@ -119,7 +119,9 @@ def test_a_follower_outlives_the_connection_and_ends_quietly(
         workplace.env["HORSIES_DATABASE_URL"] = proxy.url
         command = [sys.executable, "-m", "horsies", "events", "--follow", "--json", "--since=1m"]
         with open(workplace.folder / "out", "w+b") as out, open(workplace.folder / "err", "w+b") as err:
-            follower = subprocess.Popen(command, cwd=workplace.folder, env=workplace.env, stdout=out, stderr=err)
+            follower = subprocess.Popen(
+                command, cwd=workplace.folder, env=workplace.env, stdout=out, stderr=err
+            )
         try:
             fail_one(db)
             eventually(lambda: len(lines()) == 3, what="the first events")

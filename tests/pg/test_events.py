@@ -78,9 +78,7 @@ def test_a_task_that_fails_once_and_then_succeeds_has_all_five_events(
     assert len({event.id for event in found}) == 5
 
 
-def test_a_requeue_changes_nothing_that_happened_before(
-    add: Add, hands: Hands, database_url: str
-) -> None:
+def test_a_requeue_changes_nothing_that_happened_before(add: Add, hands: Hands, database_url: str) -> None:
     add.send(1).unwrap()
     hands.fail(hands.run_next())
     before = Follower(database_url).look_at_all()
@@ -105,7 +103,9 @@ def test_an_end_has_the_name_of_its_reason(add: Add, hands: Hands, db: Db, follo
         add.send(number).unwrap()
     hands.fail(hands.run_next())
     codes = ("TASK_TIMEOUT", "WORKER_CRASHED", "BROKEN")
-    rows = db.execute("SELECT id, terminal_at FROM horsies_tasks_history WHERE status = 'FAILED' ORDER BY id").fetchall()
+    rows = db.execute(
+        "SELECT id, terminal_at FROM horsies_tasks_history WHERE status = 'FAILED' ORDER BY id"
+    ).fetchall()
     db.execute("ALTER TABLE horsies_tasks_history DISABLE TRIGGER horsies_tasks_final")
     for code, row in zip(codes, rows, strict=True):
         db.execute("UPDATE horsies_tasks_history SET error_code = %s WHERE id = %s", (code, row["id"]))
@@ -152,9 +152,7 @@ def test_a_slot_of_long_ago_is_an_event_of_now(
     assert follower.look_at_all() == []
 
 
-def test_what_a_slow_transaction_adds_to_the_past_is_not_missed(
-    add: Add, database_url: str, db: Db
-) -> None:
+def test_what_a_slow_transaction_adds_to_the_past_is_not_missed(add: Add, database_url: str, db: Db) -> None:
     follower = Follower(database_url, datetime.now(UTC) - timedelta(seconds=5))
     with psycopg.connect(database_url) as slow:
         slow.execute("SELECT 1")  # its time is that of its first word, and it has written nothing yet
@@ -177,13 +175,21 @@ def test_what_a_slow_transaction_adds_to_the_past_is_not_missed(
 def test_nobody_waits_for_a_transaction_for_longer_than_a_minute(database_url: str, db: Db) -> None:
     """Asked of a session list in which a transaction is as old as we say."""
     statement = SQL["horizon"].replace(b"FROM pg_stat_activity", b"FROM sessions")
-    for age, has_written, expected in ((5, False, 5), (30, False, 10), (30, True, 30), (300, True, 60), (None, True, 0.2)):
+    for age, has_written, expected in (
+        (5, False, 5),
+        (30, False, 10),
+        (30, True, 30),
+        (300, True, 60),
+        (None, True, 0.2),
+    ):
         said = (
             "WITH sessions AS (SELECT current_database() AS datname, 0 AS pid, '' AS query,"
             f" now() - make_interval(secs => {age or 'NULL'}) AS xact_start,"
             f" {'1' if has_written else 'NULL'} AS backend_xid) "
         )
-        row = db.execute(said.encode() + b"SELECT now() - horizon AS behind FROM (" + statement + b") AS asked (horizon)").fetchone()
+        row = db.execute(
+            said.encode() + b"SELECT now() - horizon AS behind FROM (" + statement + b") AS asked (horizon)"
+        ).fetchone()
         assert row is not None
         assert row["behind"] == pytest.approx(timedelta(seconds=expected), abs=timedelta(microseconds=1))
 
@@ -200,7 +206,9 @@ def test_many_events_of_one_moment_come_in_pages_each_once(
     assert len({event.at for event in found}) == 1
 
 
-def test_what_is_asked_for_is_what_is_shown(make_app: Callable[..., Horsies], hands: Hands, follower: Follower) -> None:
+def test_what_is_asked_for_is_what_is_shown(
+    make_app: Callable[..., Horsies], hands: Hands, follower: Follower
+) -> None:
     add = define_add(make_app())
     handles = [add.send(number).unwrap() for number in range(3)]
     hands.complete(hands.run_next(limit=1))
@@ -251,7 +259,11 @@ def test_a_look_at_the_last_second_reads_the_last_second_of_history(long_history
             await cursor.execute("SELECT max(terminal_at) FROM horsies_tasks_history")
             row = await cursor.fetchone()
             assert row is not None
-            values = ANYTHING._asdict() | {"until": row[0], "since": row[0] - timedelta(seconds=1), "limit": 1000}
+            values = ANYTHING._asdict() | {
+                "until": row[0],
+                "since": row[0] - timedelta(seconds=1),
+                "limit": 1000,
+            }
             values |= dict.fromkeys(("after", "subject", "kind"))
             await cursor.execute(b"EXPLAIN (ANALYZE, TIMING OFF) " + SQL["events"], values)
             return "\n".join(row[0] for row in await cursor.fetchall())
