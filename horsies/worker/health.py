@@ -6,6 +6,7 @@ holds its lease and looks for work. The answers come from a thread of its own, s
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -17,6 +18,8 @@ from horsies.errors import ConfigurationError, ErrorCode
 
 if TYPE_CHECKING:
     from horsies.worker.probes import ProbeServer
+
+logger = logging.getLogger("horsies.worker")
 
 # A loop that has not turned for so long, beyond the longest wait in it, is stuck.
 STUCK_SECONDS = 30.0
@@ -105,11 +108,16 @@ class Health:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, if we were started by it and it wants to know."""
+    """Tell systemd, if we were started by it and it wants to know; nobody waits for it to listen."""
     path = os.environ.get("NOTIFY_SOCKET")
-    if path:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+    if not path:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        try:
             sock.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
+        except OSError as error:
+            logger.warning("could not tell systemd %s: %s", state, error)
 
 
 def watchdog_seconds() -> float:

@@ -27,7 +27,7 @@ class ProbeServer(ThreadingHTTPServer):
         self.examine = examine
         super().__init__(address, _Probe)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  the base class calls it so
         logger.debug("a probe from %s got no answer", client_address, exc_info=True)
 
 

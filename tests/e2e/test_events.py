@@ -66,7 +66,7 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def office(shared_workplace: Workplace, systemd: socket.socket, port: int) -> Office:
-    shared_workplace.env |= {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "200000"}
+    shared_workplace.env |= {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "1000000"}
     return staffed(shared_workplace, APP, "--processes=2", f"--health-port={port}")
 
 
