@@ -82,14 +82,13 @@ GRANT horsies_producer TO horsies_scheduler;
 GRANT UPDATE (sent_at) ON horsies_tasks_live TO horsies_scheduler;
 GRANT SELECT, INSERT, UPDATE, DELETE ON horsies_schedule_state TO horsies_scheduler;
 
--- A viewer reads everything, arguments and results too, and writes nothing but how far it has passed events on.
+-- A viewer reads everything, arguments and results too, and writes nothing.
 GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
                 horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
                 horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
                 horsies_event_cursors, horsies_schema_version
    TO horsies_viewer;
-GRANT INSERT, UPDATE ON horsies_event_cursors TO horsies_viewer;
 
 -- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules
 -- and deletes them. To send through what nobody else is about to, it locks the rows, which is an UPDATE right.
@@ -102,6 +101,8 @@ GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
 GRANT INSERT ON horsies_attempts TO horsies_operator;
 GRANT SELECT, INSERT (queue_name, suspended_by), DELETE ON horsies_suspensions TO horsies_operator;
 GRANT INSERT (actor, action, subject, tasks) ON horsies_actions TO horsies_operator;
+-- It sends events on, and keeps how far they have come.
+GRANT INSERT, UPDATE ON horsies_event_cursors TO horsies_operator;
 GRANT EXECUTE ON FUNCTION horsies_queue_channel TO horsies_operator;
 GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys TO horsies_operator;
 GRANT DELETE, UPDATE (paused_at, next_run_at, error, error_at, updated_at) ON horsies_schedule_state

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -16,6 +17,7 @@ from horsies.events import KINDS, Event
 from horsies.storage import events
 from horsies.storage.database import connect
 from horsies.storage.events import SQL, Wanted
+from horsies.storage.why import why
 from tests.pg.clerk import Clerk, put_back
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
@@ -115,12 +117,27 @@ def test_an_end_has_the_name_of_its_reason(add: Add, hands: Hands, db: Db, follo
     assert kinds == ["expired", "timeout", "crashed", "failed"]
 
 
+async def reasons(url: str, task_id: UUID) -> list[str] | None:
+    async with await connect(PostgresConfig(database_url=url)) as connection:
+        return await why(connection, task_id)
+
+
+def node_task(db: Db) -> UUID:
+    row = db.execute("SELECT id FROM horsies_tasks").fetchone()
+    assert row is not None
+    return row["id"]
+
+
 def test_a_workflow_tells_when_it_started_paused_went_on_and_ended(
-    app: Horsies, player: Player, follower: Follower
+    app: Horsies, player: Player, follower: Follower, database_url: str, db: Db
 ) -> None:
     node = TaskNode(fn=define_add(app), kwargs={"x": 1})
     handle = app.workflow("sum", [node], definition_key="sum.v1").start().unwrap()
     assert handle.pause().unwrap()
+    assert asyncio.run(reasons(database_url, node_task(db))) == [
+        f"Its workflow is paused; `horsies workflows resume {handle.workflow_id}` goes on with it.",
+        "No worker is running; start one with `horsies worker`.",
+    ]
     assert handle.resume().unwrap()
     play(player, handle)
 
