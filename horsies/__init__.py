@@ -26,6 +26,7 @@ from horsies.errors import (
     WorkflowContextMissingIdError,
     WorkflowValidationError,
 )
+from horsies.events import Event
 from horsies.handle import TaskHandle
 from horsies.registry import ChildProcessStartHook
 from horsies.results import (
@@ -157,6 +158,7 @@ __all__ = [
     "EitherDay",
     "Err",
     "ErrorCode",
+    "Event",
     "EveryDay",
     "ExceptionMapper",
     "HandleErrorCode",

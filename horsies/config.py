@@ -367,6 +367,7 @@ class WorkerConfig:
     max_memory_per_child_mb: int | None = bounded(None, 1)
     drain_seconds: int = bounded(300, 0)
     health_port: int | None = bounded(None, 1, 65_535)
+    health_host: str = "0.0.0.0"  # noqa: S104  probes come from outside, and are told nothing secret
     start_method: Literal["forkserver", "fork", "spawn"] | None = None
     with_scheduler: bool = False
     loglevel: str = "INFO"

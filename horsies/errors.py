@@ -105,6 +105,7 @@ class ErrorCode(StrEnum):
     SCHEMA_PERMISSION = "HRS-412"
     DATABASE_UNREACHABLE = "HRS-413"
     DATABASE_REFUSED = "HRS-414"
+    EVENTS_REFUSED = "HRS-420"
 
 
 class SourceLocation(NamedTuple):

@@ -23,6 +23,7 @@ from horsies.errors import (
     ValidationReport,
     is_whole_number,
 )
+from horsies.events import WORKER_KINDS, Hook
 from horsies.handle import TaskHandle
 from horsies.rates import RateLimit
 from horsies.results import TaskError, TaskResult
@@ -36,6 +37,7 @@ from horsies.workflow.spec import WorkflowSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
+H = TypeVar("H", bound=Hook)
 ChildProcessStartHook = Callable[[], None]
 AnyTask = BaseTask[..., Any]
 
@@ -69,6 +71,7 @@ class TaskRegistry:
         self.task_modules: list[str] = []
         self.workflow_builders: list[Builder] = []
         self.child_hooks: list[ChildProcessStartHook] = []
+        self.event_hooks: dict[str, list[Hook]] = {}
         self._broker = Broker(self.config, run_schema_migrations=run_schema_migrations)
         self._queues = {queue.name: queue for queue in self.config.queues}
 
@@ -249,6 +252,36 @@ class TaskRegistry:
                 help_text="pass a plain function that takes no arguments",
             )
         self.child_hooks.append(hook)
+        return hook
+
+    @overload
+    def on(self, kind: str, hook: None = None) -> Callable[[H], H]: ...
+    @overload
+    def on(self, kind: str, hook: H) -> H: ...
+    def on(self, kind: str, hook: H | None = None) -> H | Callable[[H], H]:
+        """Call a function with each `Event` of this kind, or of all with "*", that a worker of this app brings about.
+
+        It runs in a thread of the worker's main process, after the fact; what it raises is logged.
+
+        >>> @app.on("failed")
+        ... def alarm(event: Event) -> None:
+        ...     page_somebody(f"{event.task_name} {event.task_id}: {event.error_code}")
+        """
+        if kind not in (*WORKER_KINDS, "*"):
+            raise ConfigurationError(
+                f"no worker can tell of {kind!r} events",
+                code=ErrorCode.CONFIG_INVALID_VALUE,
+                help_text=f'use "*" or one of: {", ".join(WORKER_KINDS)}; `horsies events --follow` shows all others, too',
+            )
+        if hook is None:
+            return lambda decorated: self.on(kind, decorated)
+        if not callable(hook) or inspect.iscoroutinefunction(hook):
+            raise ConfigurationError(
+                f"{hook!r} cannot be called with an event",
+                code=ErrorCode.CONFIG_INVALID_VALUE,
+                help_text="pass a plain function that takes an Event",
+            )
+        self.event_hooks.setdefault(kind, []).append(hook)
         return hook
 
     def list_tasks(self) -> list[str]:

@@ -15,6 +15,8 @@ from horsies.cli.check import check
 from horsies.cli.db import db
 from horsies.cli.demo import demo
 from horsies.cli.doctor import doctor
+from horsies.cli.events import events
+from horsies.cli.health import health
 from horsies.cli.inspect import failed, info, show, tasks, why
 from horsies.cli.migrate import migrate
 from horsies.cli.operate import cancel, purge, requeue, resume, suspend
@@ -76,7 +78,7 @@ def horsies(context: click.Context) -> None:
 
 for _command in (
     worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db, info, tasks, show, failed, why, requeue, cancel,
-    suspend, resume, purge,
+    suspend, resume, purge, events, health,
 ):  # fmt: skip
     horsies.add_command(_command)
 

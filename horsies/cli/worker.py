@@ -45,6 +45,8 @@ _FROM_0, _FROM_1 = click.IntRange(min=0), click.IntRange(min=1)
 @click.option("--max-memory-per-child-mb", type=_FROM_1, help="Replace a process that holds so much.")
 @click.option("--with-scheduler", is_flag=True, default=None, help="Run the app's schedules, too.")
 @click.option("--drain-seconds", type=_FROM_0, help="How long running tasks may take to end after a stop.")
+@click.option("--health-port", type=click.IntRange(1, 65_535), help="Answer probes: GET /live and /ready.")
+@click.option("--health-host", metavar="HOST", help="The address to answer them at.  [default: all]")
 @click.option(
     "--start-method", type=click.Choice(["forkserver", "fork", "spawn"]), help="How processes are made."
 )

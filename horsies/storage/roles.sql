@@ -25,7 +25,7 @@ REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
               horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
               horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-              horsies_progress, horsies_task_logs, horsies_schema_version
+              horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_schema_version
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only, and reads what became of them. Whoever waits for a task marks it, so that
@@ -90,7 +90,7 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsie
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
                 horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
                 horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-                horsies_progress, horsies_task_logs, horsies_schema_version
+                horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_schema_version
    TO horsies_viewer;
 
 -- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules
@@ -104,6 +104,8 @@ GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
 GRANT INSERT ON horsies_attempts TO horsies_operator;
 GRANT SELECT, INSERT (queue_name, suspended_by), DELETE ON horsies_suspensions TO horsies_operator;
 GRANT INSERT (actor, action, subject, tasks) ON horsies_actions TO horsies_operator;
+-- It sends events on, and keeps how far they have come.
+GRANT INSERT, UPDATE ON horsies_event_cursors TO horsies_operator;
 GRANT EXECUTE ON FUNCTION horsies_queue_channel TO horsies_operator;
 GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys, horsies_progress, horsies_task_logs
    TO horsies_operator;

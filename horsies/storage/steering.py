@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from horsies.storage.database import Connection
+from horsies.storage.tasks import Expired
 from horsies.storage.workflows import SQL, hold, move, shown, tree
 from horsies.workflow.advance import COMPLETED, FAILED, Ended, Event, Kind, Opened
 
@@ -128,18 +129,18 @@ async def next_timer(connection: Connection) -> float | None:
     return None if row is None else row[0]
 
 
-async def expire(connection: Connection, worker_id: UUID, result: str) -> int:
-    """End tasks of workflows that were not started in time; gives back how many."""
+async def expire(connection: Connection, worker_id: UUID, result: str) -> list[Expired]:
+    """End tasks of workflows that were not started in time."""
     values = {"worker_id": worker_id, "result": result}
     async with connection.transaction():
         late = await (await connection.execute(SQL["late"], values)).fetchall()
         if not late:
-            return 0
+            return []
         await lock(connection, [row[1] for row in late])
         cursor = await connection.execute(SQL["expire"], {**values, "ids": [row[0] for row in late]})
         ended = await cursor.fetchall()
-        await move(connection, [Ended(row[0], row[1], FAILED) for row in ended])
-    return len(ended)
+        await move(connection, [Ended(row[5], row[1], FAILED) for row in ended])
+    return [Expired(*row[2:]) for row in ended]
 
 
 async def _is(connection: Connection, flow_id: UUID, status: str) -> bool:

@@ -185,6 +185,15 @@ class Start(msgspec.Struct, frozen=True):
     pid: int
 
 
+class Expired(NamedTuple):
+    """A task that was not started in time."""
+
+    id: str
+    task_name: str
+    queue_name: str
+    workflow_id: str | None
+
+
 class Seen(NamedTuple):
     """What has become of a task; `watched` when its end will be notified."""
 
@@ -337,9 +346,10 @@ async def put_off(connection: Connection, calls: Iterable[tuple[str, int]], grac
     return {row[0] for row in await (await connection.execute(SQL["put_off"], values)).fetchall()}
 
 
-async def expire(connection: Connection, worker_id: UUID, result: str) -> int:
+async def expire(connection: Connection, worker_id: UUID, result: str) -> list[Expired]:
+    """End tasks that were not started in time."""
     cursor = await connection.execute(SQL["expire"], {"worker_id": worker_id, "result": result})
-    return cursor.rowcount
+    return [Expired(*row[1:]) for row in await cursor.fetchall()]
 
 
 async def next_due(connection: Connection, queues: Sequence[str], rates: Sequence[str]) -> float | None:

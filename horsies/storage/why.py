@@ -45,6 +45,7 @@ class Facts(NamedTuple):
     ahead: int
     slots: int
     running: int
+    paused_workflow: str | None = None
 
 
 async def why(connection: Connection, task_id: UUID) -> list[str] | None:
@@ -85,7 +86,9 @@ def _blocking(facts: Facts) -> Iterator[str]:
         yield "All queues are suspended; `horsies resume` lets workers claim again."
     if facts.queue_suspended:
         yield f"Queue {facts.queue_name} is suspended; `horsies resume --queue {facts.queue_name}` lets workers claim from it."
-    if facts.due_in > 0:
+    if facts.paused_workflow is not None:  # it is put off until then, to a date that says nothing
+        yield f"Its workflow is paused; `horsies workflows resume {facts.paused_workflow}` goes on with it."
+    elif facts.due_in > 0:
         again = "It is to be tried again" if facts.was_tried else "It is due"
         yield f"{again} in {span(facts.due_in)}; nothing needs to be done."
     if facts.workers == 0:

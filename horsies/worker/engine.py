@@ -69,7 +69,9 @@ class Engine:
     ) -> None:
         self.owner = owner
         self.settler = Settler(app)
+        self._herald = self.settler.herald
         self.stale_results = 0
+        self.turned_at = 0.0
         self._limits = limits
         self._tasks = app.tasks
         self._grace_seconds = app.config.unknown_task_grace_seconds
@@ -84,7 +86,7 @@ class Engine:
         self._news = asyncio.Event()
         self._look = True
         self._more = [True for _ in pools]  # whether there was more to take than room for it
-        self._said_waiting = (False, False)
+        self._said_waiting: tuple[bool, bool] = (False, False)
         self._unsettled: dict[str, Claimed] = {}
         self._due_at: float | None = None
         self._due_unknown = True
@@ -142,6 +144,8 @@ class Engine:
 
     def _over(self, task: Claimed) -> None:
         """A task has left its child, yet counts as in flight until that is written."""
+        if self._herald.heard:
+            self._herald.over(task)
         if self._caps:
             self._unsettled[task.id] = task
         self.came_free()
@@ -224,6 +228,7 @@ class Engine:
         self._attention.search()
         self._said_waiting = (False, False)  # whatever was said over the last connection, it is said again
         while not self._is_done():
+            self.turned_at = time.monotonic()
             await self._named.wait()
             if self._timer_at is not None and time.monotonic() >= self._timer_at:
                 await self._fire(connection)
@@ -362,6 +367,8 @@ class Engine:
             raise
         finally:
             self._capacity.unreserve(rooms)
+        if self._herald.heard:
+            self._herald.completed(completed, ended)
         if ask.worker_id != self.owner.worker_id or not self._named.is_set():
             return  # we were declared dead meanwhile, and what was claimed in that name is not ours
         now = time.monotonic()  # and nothing is awaited until what was claimed is in hand: it is ours now
@@ -426,6 +433,8 @@ class Engine:
         for pool, calls in zip(pools, started, strict=True):
             if calls:
                 pool.submit(calls)
+                if self._herald.heard:
+                    self._herald.started(calls)
         hungry = [room.pool for room in rooms if found[room.pool] < room.room]
         for room in rooms:
             if room.room:
@@ -484,11 +493,20 @@ class Engine:
         for _ in chosen:
             self._prefetched.popleft()
         self._started_at = time.monotonic()
-        plain.submit([task for task in chosen if task.id in ours])
+        started = [task for task in chosen if task.id in ours]
+        plain.submit(started)
+        if self._herald.heard:
+            self._herald.started(started)
         if len(ours) < len(chosen):
             self._unsure = True  # a start whose reply was lost has left it running in our name
-            await tasks.expire(connection, self.owner.worker_id, EXPIRED)
-            await steering.expire(connection, self.owner.worker_id, EXPIRED)
+            await self._expire(connection)
+
+    async def _expire(self, connection: Connection) -> None:
+        """End what was not started in time."""
+        late = await tasks.expire(connection, self.owner.worker_id, EXPIRED)
+        late += await steering.expire(connection, self.owner.worker_id, EXPIRED)
+        if self._herald.heard:
+            self._herald.expired(late)
 
     async def _fail(self, connection: Connection, failed: list[Failure]) -> None:
         if any(failure.node for failure in failed):
@@ -498,6 +516,8 @@ class Engine:
             ours, self._look = settled.failed, True
         else:
             ours = await tasks.fail(connection, failed)
+        if self._herald.heard:
+            self._herald.failed(failed, ours)
         for failure in failed:
             self._unsettled.pop(failure.id, None)
         if any(ours.values()):
@@ -552,8 +572,7 @@ class Engine:
         if self._due_at is not None and time.monotonic() >= self._due_at:
             self._due_unknown = True
             with answering(connection):
-                await tasks.expire(connection, self.owner.worker_id, EXPIRED)
-                await steering.expire(connection, self.owner.worker_id, EXPIRED)
+                await self._expire(connection)
             await self._fire(connection)
 
     def _waiting(self) -> tuple[bool, bool]:

@@ -48,7 +48,7 @@ class Heartbeat:
         self._interval = config.claim_renew_interval_ms / 1000
         self._check_interval = config.recovery.check_interval_ms / 1000
         self._rules = rules_of(config)
-        self._checked_at = time.monotonic()
+        self._checked_at = self.turned_at = time.monotonic()
         self._answered_at = self._present_since = float("-inf")
         self._settler = settler
         self._owner = owner
@@ -64,6 +64,7 @@ class Heartbeat:
     async def run(self) -> None:
         attempt = 0
         while True:
+            self.turned_at = time.monotonic()
             try:
                 async with await connect_worker(self._postgres, "horsies-heartbeat") as connection:
                     while True:
@@ -89,7 +90,7 @@ class Heartbeat:
 
     async def _beat(self, connection: Connection) -> None:
         owner = self._owner()
-        asked_at = time.monotonic()
+        asked_at = self.turned_at = time.monotonic()
         with answering(connection, owner.lease_seconds / 2):  # so that another try still comes in time
             answer = await workers.beat(
                 connection, owner.worker_id, self._state(), owner.lease_seconds, self._running()

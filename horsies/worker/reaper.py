@@ -55,9 +55,10 @@ async def _reap_batch(connection: Connection, settler: Settler, rules: Rules) ->
         lost = [orphan.task for orphan in orphans if orphan.was_started]
         if unstarted:
             await workers.unclaim(connection, unstarted)
-        if lost:
-            crashes = [settler.crash(task, "the task was lost: its worker died") for task in lost]
-            await workflows.settle(connection, [], crashes)
+        crashes = [settler.crash(task, "the task was lost: its worker died") for task in lost]
+        ours = (await workflows.settle(connection, [], crashes)).failed if crashes else {}
         if len(orphans) < BATCH:
             await workers.forget(connection)
+    if settler.herald.heard:
+        settler.herald.rescued(lost, crashes, ours)
     return len(orphans)

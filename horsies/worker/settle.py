@@ -20,6 +20,7 @@ from horsies.results import TaskError, TaskResult
 from horsies.retry import RetryPolicy, retry_delay
 from horsies.status import BuiltInTaskCode, OperationalErrorCode, OutcomeCode
 from horsies.storage.tasks import Claimed, Completed, Failure, stopped
+from horsies.worker.events import Herald
 from horsies.worker.wire import Outcome
 
 logger = logging.getLogger("horsies.settle")
@@ -34,6 +35,7 @@ class Settler:
 
     def __init__(self, app: TaskRegistry) -> None:
         self._app = app
+        self.herald = Herald(app)
         self.completed: list[Completed] = []
         self.failed: list[Failure] = []
 

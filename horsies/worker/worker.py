@@ -35,6 +35,7 @@ from horsies.storage.workers import Definition, Registration
 from horsies.worker.capacity import Limits
 from horsies.worker.claim import Owner
 from horsies.worker.engine import Engine
+from horsies.worker.health import Health, Signs, notify
 from horsies.worker.heartbeat import Heartbeat
 from horsies.worker.janitor import Janitor
 from horsies.worker.launch import Launcher, SpawnLauncher, TemplateLauncher
@@ -86,6 +87,9 @@ class Worker:
             came_free=lambda: self._engine.came_free(),
             let_go=lambda: self._engine.recount(),
         )
+        self._turned_at, self._lease_until = time.monotonic(), 0.0
+        self._heartbeat: Heartbeat | None = None
+        self._health = Health(self._signs)
         self._launcher = self._new_launcher()
         self._pools = [
             ChildPool(
@@ -112,12 +116,17 @@ class Worker:
             check_baseline(
                 max(pool.baseline_mb for pool in self._pools), self._config.max_memory_per_child_mb
             )
+            self._turned_at = time.monotonic()
+            self._health.start(self._config.health_host, self._config.health_port)
+            self._engine.settler.herald.start(lambda: str(self._engine.owner.worker_id))
             postgres = await asyncio.to_thread(self._postgres)
             for pool in self._pools:
                 pool.entrust(postgres)
             if await self._until_stopped(self._get_ready(postgres)):
                 await self._work(postgres)
         finally:
+            await asyncio.to_thread(self._engine.settler.herald.close)
+            await asyncio.to_thread(self._health.close)
             await asyncio.gather(*(pool.close() for pool in self._pools))
             await self._launcher.close()
 
@@ -163,14 +172,32 @@ class Worker:
         self._renewed(asked_at + self._lease_seconds)
 
     def _renewed(self, valid_until: float) -> None:
+        self._lease_until = valid_until
         had_lapsed = not self._pools[0].is_valid()
         for pool in self._pools:
             pool.renew(valid_until)
         if had_lapsed:
             self._engine.look_again()
 
+    def _signs(self) -> Signs:
+        """What probes go by. Between two tries to reach the database a loop waits as long as the app says."""
+        resilience = self._app.config.resilience
+        waits = (
+            resilience.notify_poll_interval_ms,
+            resilience.db_retry_max_ms,
+            self._app.config.claim_renew_interval_ms,
+        )
+        return Signs(
+            turned_at=max(self._turned_at, self._engine.turned_at),
+            beaten_at=self._turned_at if self._heartbeat is None else self._heartbeat.turned_at,
+            longest_wait=max(waits) / 1000,
+            holds_lease=time.monotonic() < self._lease_until,
+            is_stopping=self._stop.is_set(),
+        )
+
     async def _bear(self, error: BaseException, attempt: int, postgres: PostgresConfig) -> None:
         """Wait before the next try to reach the database; raise when it will not help."""
+        self._turned_at = time.monotonic()
         resilience = self._app.config.resilience
         explained = explain(error, postgres)
         if is_refused(error) or 0 < resilience.db_retry_max_attempts <= attempt:
@@ -181,7 +208,7 @@ class Worker:
 
     async def _work(self, postgres: PostgresConfig) -> None:
         """Work until stopped, then let what is running end."""
-        heartbeat = Heartbeat(
+        heartbeat = self._heartbeat = Heartbeat(
             postgres,
             self._app.config,
             self._engine.settler,
@@ -213,11 +240,13 @@ class Worker:
         if self._scheduler is not None:
             services.append(asyncio.create_task(self._scheduler.run(postgres), name="horsies-scheduler"))
         self._log_start()
+        notify("READY=1")
         try:
             stopped = asyncio.create_task(self._stop.wait())
             failed = [pool.failed for pool in self._pools]
             await asyncio.wait([engine, *services, stopped, *failed], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
+            notify("STOPPING=1")
             await self._wind_up(engine)
         finally:
             for task in services:

@@ -171,7 +171,7 @@ class Hands:
         self._run(workers.unclaim(self._connection, claimed))
 
     def expire(self, result: str = ERR) -> int:
-        return self._run(tasks.expire(self._connection, self.worker_id, result))
+        return len(self._run(tasks.expire(self._connection, self.worker_id, result)))
 
     def refresh(self) -> bool:
         return self._run(tasks.refresh(self._connection))

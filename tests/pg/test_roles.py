@@ -214,7 +214,14 @@ def test_every_statement_is_allowed_to_who_runs_it(house: House, noun: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("noun", "roles"), [("monitor", READERS), ("why", READERS), ("operations", {"operator"})]
+    ("noun", "roles"),
+    [
+        ("monitor", READERS),
+        ("why", READERS),
+        ("health", READERS),
+        ("operations", {"operator"}),
+        ("events", {"operator"}),
+    ],
 )
 def test_every_question_and_act_is_allowed_to_who_may_have_it(
     house: House, noun: str, roles: set[str]

@@ -430,9 +430,9 @@ WITH late AS (
        SET live = false, status = 'EXPIRED', error_code = 'TASK_EXPIRED', result = %(result)s, terminal_at = now()
       FROM late
      WHERE task.live AND task.id = late.id
-    RETURNING task.id, task.awaited
+    RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.awaited
 )
-SELECT id, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ended;
+SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, id, task_name, queue_name, workflow_id FROM ended;
 
 -- name: next_due
 -- Seconds until the next delayed task of these queues is due, or the next one expires, or one that a rate limit holds

@@ -37,5 +37,7 @@ SELECT task.id::text, task.task_name, task.status, task.queue_name, task.is_asyn
              LIMIT %(most)s) AS ahead)::integer AS ahead,
        (SELECT coalesce(sum(processes), 0) FROM serving)::integer AS slots,
        (SELECT count(*) FROM horsies_tasks_live AS busy
-         WHERE busy.status = 'RUNNING' AND busy.claimed_by_worker_id IN (SELECT worker_id FROM serving))::integer AS running
+         WHERE busy.status = 'RUNNING' AND busy.claimed_by_worker_id IN (SELECT worker_id FROM serving))::integer AS running,
+       (SELECT flow.id::text FROM horsies_workflows AS flow
+         WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED') AS paused_workflow
   FROM task;

@@ -567,9 +567,11 @@ WITH ended AS (
        SET live = false, status = 'EXPIRED', error_code = 'TASK_EXPIRED', result = %(result)s, terminal_at = now()
      WHERE task.live AND task.id = ANY (%(ids)s::uuid[]) AND task.good_until <= now()
        AND (task.status = 'PENDING' OR (task.status = 'CLAIMED' AND task.claimed_by_worker_id = %(worker_id)s))
-    RETURNING task.id, task.awaited, task.workflow_id, task.workflow_index
+    RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.workflow_index, task.awaited
 )
-SELECT workflow_id::text, workflow_index, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ended;
+SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, workflow_index, id::text, task_name, queue_name,
+       workflow_id::text
+  FROM ended;
 
 -- name: list
 SELECT id::text, name, status, sent_at, started_at, completed_at, open_tasks,

@@ -1,0 +1,85 @@
+"""What happens to tasks, workflows and schedules, as values.
+
+queued ─▶ processing ─▶ completed | failed | timeout | crashed | cancelled      expired, cancelled: before it began
+             └──────▶ retry | timeout | crashed, with `will_retry` ─▶ processing …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any, Final
+
+# What a worker does to tasks, and so can tell by itself.
+WORKER_KINDS: Final = (
+    "processing",
+    "completed",
+    "failed",
+    "retry",
+    "timeout",
+    "crashed",
+    "expired",
+    "cancelled",
+)
+KINDS: Final = (
+    "queued", *WORKER_KINDS, "workflow.started", "workflow.paused", "workflow.resumed", "workflow.completed",
+    "workflow.failed", "workflow.cancelled", "workflow.expired", "schedule.fired",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, and to what. Where `will_retry` is true, the task is tried again.
+
+    >>> event.kind, event.task_name, event.attempt, event.error_code
+    ('retry', 'charge', 1, 'CARD_DECLINED')
+    """
+
+    kind: str
+    at: datetime
+    task_id: str | None = None
+    task_name: str | None = None
+    queue_name: str | None = None
+    attempt: int | None = None
+    error_code: str | None = None
+    message: str | None = None
+    worker_id: str | None = None
+    will_retry: bool = False
+    workflow_id: str | None = None
+    workflow_name: str | None = None
+    schedule_name: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What it happened to: the id of a task or a workflow, or the name of a schedule."""
+        if self.schedule_name is not None:
+            return self.schedule_name
+        return self.task_id or self.workflow_id or ""
+
+    @property
+    def id(self) -> str:
+        """The same for the same event, whoever reads it and how often."""
+        return f"{self.subject}:{self.kind}:{self.at.astimezone(UTC):%Y%m%dT%H%M%S%f}"
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of it, by name, for JSON; what is not is left out."""
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        known["at"] = self.at.astimezone(UTC).isoformat(timespec="microseconds")
+        return {name: value for name, value in known.items() if value not in (None, False)}
+
+
+Hook = Callable[[Event], object]
+
+
+def kind_of_failure(error_code: str | None, will_retry: bool) -> str:
+    """What the end of an attempt that failed is called."""
+    match error_code:
+        case "TASK_TIMEOUT":
+            return "timeout"
+        case "WORKER_CRASHED":
+            return "crashed"
+        case "TASK_CANCELLED" if not will_retry:
+            return "cancelled"
+        case _:
+            return "retry" if will_retry else "failed"

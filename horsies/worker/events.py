@@ -1,0 +1,174 @@
+"""Tell what this worker does to tasks: to the hooks of the app, and to the log.
+
+Only what has been committed is told. Hooks run in a thread of their own, so that none of them holds up the worker;
+what they do not keep up with is dropped and counted. Where nobody listens, nothing is gathered.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from horsies.events import WORKER_KINDS, Event, Hook, kind_of_failure
+from horsies.registry import TaskRegistry
+from horsies.storage.tasks import Claimed, Completed, Expired, Failure
+
+logger = logging.getLogger("horsies.worker")
+event_logger = logging.getLogger("horsies.events")
+
+# So many events wait for their hooks at most.
+MOST_WAITING = 10_000
+# How long hooks may take for what is left when the worker stops.
+LAST_SECONDS = 2.0
+COMPLAIN_SECONDS = 10.0
+
+
+class _Told(NamedTuple):
+    """What is to be told: the events are made of it in the thread."""
+
+    at: float
+    kind: str
+    tasks: Sequence[Claimed | Expired]
+    error_code: str | None = None
+    message: str | None = None
+    will_retry: bool = False
+
+
+class Herald:
+    """Gathers what happens, and tells it; `heard` is whether anybody listens, `dropped` how much was not told."""
+
+    def __init__(self, app: TaskRegistry) -> None:
+        hooks = {} if app.config.events == "off" else app.event_hooks
+        self._hooks: dict[str, list[Hook]] = {
+            kind: [*hooks.get(kind, ()), *hooks.get("*", ())] for kind in WORKER_KINDS
+        }
+        if app.config.events == "log":
+            log = _log_json if app.config.log_format == "json" else _log_text
+            for listening in self._hooks.values():
+                listening.append(log)
+        self.heard = any(self._hooks.values())
+        self.dropped = 0
+        self._worker_id: Callable[[], str] = str
+        self._over: dict[str, Claimed] = {}
+        self._waiting: deque[_Told] = deque()
+        self._taken = self._told = (
+            0  # how many events came in, and how many of them are told; each has one writer
+        )
+        self._news = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, worker_id: Callable[[], str]) -> None:
+        """From now on the hooks are called."""
+        self._worker_id = worker_id
+        if self.heard:
+            self._thread = threading.Thread(target=self._run, name="horsies-events", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Tell what is left, as far as the hooks are quick about it."""
+        self._closing = True
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join(LAST_SECONDS)
+            if left := self._taken - self._told:
+                logger.warning("%d events were not told: the hooks took too long", left)
+
+    # What happens
+
+    def started(self, tasks: Sequence[Claimed]) -> None:
+        self._tell(_Told(time.time(), "processing", tasks))
+
+    def over(self, task: Claimed) -> None:
+        """A task has left its child; what has come of it is told when that is written."""
+        self._over[task.id] = task
+
+    def completed(self, outcomes: Iterable[Completed], ended: int) -> None:
+        tasks = [task for outcome in outcomes if (task := self._over.pop(outcome.id, None))]
+        if ended < len(tasks):
+            self.dropped += len(tasks)  # some were not ours any more, and nobody knows which
+        else:
+            self._tell(_Told(time.time(), "completed", tasks))
+
+    def failed(self, failures: Iterable[Failure], ours: Mapping[str, bool]) -> None:
+        """Attempts have failed; `ours` has those that still were, and whether they are retried."""
+        now = time.time()
+        for failure in failures:
+            task, will_retry = self._over.pop(failure.id, None), ours.get(failure.id)
+            if task is not None and will_retry is not None:
+                kind = kind_of_failure(failure.error_code, will_retry)
+                self._tell(_Told(now, kind, [task], failure.error_code, failure.error_message, will_retry))
+
+    def rescued(
+        self, tasks: Iterable[Claimed], failures: Iterable[Failure], ours: Mapping[str, bool]
+    ) -> None:
+        """Tasks of a worker that died have failed."""
+        self._over |= {task.id: task for task in tasks}
+        self.failed(failures, ours)
+
+    def expired(self, tasks: Sequence[Expired]) -> None:
+        self._tell(_Told(time.time(), "expired", tasks, "TASK_EXPIRED"))
+
+    def _tell(self, told: _Told) -> None:
+        if not told.tasks or not self._hooks[told.kind]:
+            return
+        if self._taken - self._told + len(told.tasks) > MOST_WAITING:
+            self.dropped += len(told.tasks)
+            return
+        self._taken += len(told.tasks)
+        self._waiting.append(told)
+        self._news.set()
+
+    # The thread
+
+    def _run(self) -> None:
+        complained, complained_at = 0, 0.0
+        while True:
+            self._news.wait(COMPLAIN_SECONDS)
+            self._news.clear()
+            while self._waiting:
+                self._call(self._waiting.popleft())
+            if self.dropped > complained and time.monotonic() - complained_at > COMPLAIN_SECONDS:
+                complained, complained_at = self.dropped, time.monotonic()
+                logger.warning("%d events were dropped so far: the hooks do not keep up", complained)
+            if self._closing and not self._waiting:
+                return
+
+    def _call(self, told: _Told) -> None:
+        at, worker_id = datetime.fromtimestamp(told.at, UTC), self._worker_id()
+        for task in told.tasks:
+            event = Event(
+                kind=told.kind,
+                at=at,
+                task_id=task.id,
+                task_name=task.task_name,
+                queue_name=task.queue_name,
+                attempt=task.retry_count + 1 if isinstance(task, Claimed) else None,
+                error_code=told.error_code,
+                message=told.message,
+                worker_id=worker_id,
+                will_retry=told.will_retry,
+                workflow_id=task.workflow_id,
+            )
+            for hook in self._hooks[told.kind]:
+                try:
+                    hook(event)
+                except Exception:  # whatever a hook of the user does, the next one is called
+                    logger.exception("a hook for %r has failed on task %s", told.kind, task.id)
+        self._told += len(told.tasks)
+
+
+def _log_json(event: Event) -> None:
+    """The formatter makes one object of the line and of what it is about."""
+    event_logger.info("%s %s", event.kind, event.task_name, extra=event.facts())
+
+
+def _log_text(event: Event) -> None:
+    event_logger.info("%s", msgspec.json.encode(event.facts()).decode())

@@ -1,0 +1,94 @@
+"""What a worker tells of its tasks never holds it up, and costs nothing where nobody listens."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from horsies import AppConfig, Event, Horsies
+from horsies.errors import ConfigurationError
+from horsies.storage.tasks import Claimed, Completed
+from horsies.worker import events
+from horsies.worker.events import Herald
+from tests.support.waiting import eventually
+
+
+def new_app(**settings: Any) -> Horsies:
+    return Horsies(AppConfig.for_database_url("postgresql://localhost/none", **settings))
+
+
+def claimed(number: int) -> Claimed:
+    return Claimed(
+        0, str(number), 1, "add", None, None, "default", False, 100, "", 1, None, 0, 0, 0, False, None
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "hooked", "heard"),
+    [("table", False, False), ("table", True, True), ("log", False, True), ("off", True, False)],
+)
+def test_nothing_is_gathered_where_nobody_listens(mode: str, hooked: bool, heard: bool) -> None:
+    app = new_app(events=mode)
+    if hooked:
+        app.on("failed", print)
+
+    assert Herald(app).heard is heard
+
+
+def test_a_hook_that_hangs_costs_events_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(events, "MOST_WAITING", 10)
+    app, let_go, told = new_app(), threading.Event(), list[Event]()
+
+    @app.on("completed")
+    def hang(event: Event) -> None:
+        let_go.wait(10)
+        told.append(event)
+
+    herald = Herald(app)
+    herald.start(lambda: "me")
+    for number in range(25):
+        herald.over(claimed(number))
+        herald.started([claimed(number)])  # nobody listens to that
+        herald.completed([Completed(str(number), 1, "1")], ended=1)
+    assert herald.dropped == 15
+    let_go.set()
+    eventually(lambda: len(told) == 10)
+    herald.close()
+
+    assert [event.task_id for event in told] == [str(number) for number in range(10)]
+    assert (told[0].kind, told[0].task_name, told[0].attempt, told[0].worker_id) == (
+        "completed",
+        "add",
+        1,
+        "me",
+    )
+    assert "15 events were dropped" in caplog.text
+
+
+def test_what_was_not_ours_any_more_is_not_told_as_completed() -> None:
+    app, told = new_app(), list[Event]()
+    app.on("*", told.append)
+    herald = Herald(app)
+    herald.start(lambda: "me")
+
+    for number in range(2):
+        herald.over(claimed(number))
+    herald.completed([Completed(str(number), 1, "1") for number in range(2)], ended=1)
+    herald.close()
+
+    assert (told, herald.dropped) == ([], 2)
+
+
+def test_a_hook_must_be_a_function_for_something_that_workers_see() -> None:
+    app = new_app()
+
+    async def later(event: Event) -> None: ...
+
+    for kind, hook in (("queued", print), ("done", print), ("failed", later)):
+        with pytest.raises(ConfigurationError):
+            app.on(kind, hook)
+    assert app.event_hooks == {}
