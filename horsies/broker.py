@@ -19,6 +19,7 @@ import psycopg
 
 from horsies import embedded
 from horsies.config import AppConfig, PostgresConfig, database_url_from
+from horsies.context import Watcher
 from horsies.portal import portal, run_async, run_sync
 from horsies.retry import backoff
 from horsies.status import TASK_TERMINAL_STATES, WORKFLOW_TERMINAL_STATES, WorkflowStatus
@@ -58,6 +59,7 @@ class Broker:
     def __init__(self, config: AppConfig, *, run_schema_migrations: bool = True) -> None:
         self.config = config
         self.sends_suppressed = False
+        self.watchers: list[Watcher] = []
         self._run_schema_migrations = run_schema_migrations
         self._opening: tuple[int, asyncio.Task[_Session]] | None = None
         self._resolved: PostgresConfig | None = None

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from horsies import context
 from horsies.codec import ArgumentError, decode_result, describe_exception, encode_result
+from horsies.context import Running, entered, headers_of
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import BUILTIN_CODE_REGISTRY, OperationalErrorCode
@@ -27,6 +29,11 @@ MAX_RESULT = 128 * 1_048_576
 
 def execute(registry: TaskRegistry, call: Call) -> Outcome:
     """Run a call to its end; an async task that was sent as a plain one gets a loop of its own."""
+    with entered(running := _running(call), registry.watchers):
+        return _noted(running, _execute(registry, call))
+
+
+def _execute(registry: TaskRegistry, call: Call) -> Outcome:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
@@ -41,6 +48,11 @@ def execute(registry: TaskRegistry, call: Call) -> Outcome:
 
 async def execute_async(registry: TaskRegistry, call: Call) -> Outcome:
     """Run a call to its end beside others; a plain task that was sent as an async one gets a thread."""
+    with entered(running := _running(call), registry.watchers):
+        return _noted(running, await _execute_async(registry, call))
+
+
+async def _execute_async(registry: TaskRegistry, call: Call) -> Outcome:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
@@ -53,6 +65,26 @@ async def execute_async(registry: TaskRegistry, call: Call) -> Outcome:
     except BaseException as error:  # noqa: BLE001  the task's own failure, a cancellation and all, is its outcome
         return raised(registry, call, task, error, started)
     return conclude(registry, call, task, result, started)
+
+
+def _running(call: Call) -> Running:
+    """What is known of a call before it runs, for whoever watches."""
+    return Running(
+        task_id=call.task_id,
+        task_name=call.task_name,
+        attempt=call.attempt,
+        queue=call.queue_name,
+        worker_id=context.worker_id,
+        payload=call.kwargs,
+        headers=headers_of(call.task_options),
+    )
+
+
+def _noted(running: Running, outcome: Outcome) -> Outcome:
+    """The outcome, which those who watch are shown before anybody else."""
+    if not outcome.ok:
+        running.code, running.message = outcome.error_code, outcome.message
+    return outcome
 
 
 def prepare(
@@ -107,6 +139,8 @@ def raised(
     mapped = (definition.exception_mapper or {}).get(type(error)) or config.exception_mapper.get(type(error))
     code = mapped or definition.default_unhandled_error_code or config.default_unhandled_error_code
     described = describe_exception(error)
+    if (running := context.running.get()) is not None:
+        running.error = error
     failure = TaskError(
         error_code=BUILTIN_CODE_REGISTRY.get(code, code),
         message=f"{described['type']}: {described['message']}",

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from horsies.broker import resolve
 from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, WorkerConfig
+from horsies.context import FAREWELL_SECONDS
 from horsies.discovery import import_modules, locate, refuse_while_loading
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.registry import TaskRegistry
@@ -78,8 +79,9 @@ class Worker:
             let_go=lambda: self._engine.recount(),
         )
         self._launcher = self._new_launcher()
+        farewell_seconds = FAREWELL_SECONDS if app.watchers else 0
         self._pools = [
-            ChildPool(shape, self._launcher, hooks, app.config.default_task_timeout_ms)
+            ChildPool(shape, self._launcher, hooks, app.config.default_task_timeout_ms, farewell_seconds)
             for shape in self._shapes()
         ]
         self._engine = Engine(app, self._limits(), self._new_owner(), self._queues, self._pools)
@@ -99,7 +101,7 @@ class Worker:
             )
             postgres = await asyncio.to_thread(self._postgres)
             for pool in self._pools:
-                pool.entrust(postgres)
+                pool.entrust(postgres, self._engine.owner.worker_id)
             if await self._until_stopped(self._get_ready(postgres)):
                 await self._work(postgres)
         finally:
@@ -260,6 +262,8 @@ class Worker:
         self._engine.disown()
         owner = self._new_owner()
         await self._register(connection, owner)
+        for pool in self._pools:
+            pool.work_for(owner.worker_id)
         self._engine.go_on_as(owner)
 
     def _kill_running(self) -> None:
@@ -297,6 +301,7 @@ class Worker:
             max_tasks=config.max_tasks_per_child,
             max_memory_mb=config.max_memory_per_child_mb,
             afterlife_seconds=min(MAX_AFTERLIFE_SECONDS, self._lease_seconds / 4),
+            loglevel=config.loglevel,
         )
         match config.start_method or ("forkserver" if sys.platform == "linux" else "spawn"):
             case "spawn":
