@@ -98,6 +98,7 @@ from horsies.status import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
+from horsies.storage.notes import TaskLogLine, TaskProgress
 from horsies.workflow.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.functions import (
@@ -195,7 +196,9 @@ __all__ = [
     "TaskError",
     "TaskHandle",
     "TaskInfo",
+    "TaskLogLine",
     "TaskNode",
+    "TaskProgress",
     "TaskResult",
     "TaskSchedule",
     "TaskSendError",

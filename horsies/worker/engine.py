@@ -21,9 +21,9 @@ from horsies.config import CustomQueueConfig
 from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import OutcomeCode, WorkerState
-from horsies.storage import steering, steps, tasks, workers, workflows
+from horsies.storage import cancelling, steering, steps, tasks, workers, workflows
 from horsies.storage.database import TRANSIENT, Connection, answering
-from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start
+from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start, stopped
 from horsies.worker.attention import Attention
 from horsies.worker.capacity import FULL_SECONDS, Capacity, Limits
 from horsies.worker.claim import Caps, Claimer, Owner
@@ -355,7 +355,8 @@ class Engine:
             self._refresh_at = now + REFRESH_SECONDS
             await tasks.refresh(connection)
         if ended < len(completed):
-            await self._count_stale(connection, [task.id for task in completed])
+            # Some were asked to stop, or are not ours any more: the next round ends the former and counts the latter.
+            self.settler.failed += [stopped(task) for task in completed]
 
     async def _exchange(
         self, connection: Connection, completed: list[Completed], ask: Ask
@@ -479,6 +480,7 @@ class Engine:
             self._doubtful = await workers.living(connection, self._doubtful)
             self._doubt_at = time.monotonic() + DOUBT_SECONDS
         await tasks.release(connection, self.owner.worker_id, held)
+        await cancelling.end_unheld(connection, self.owner.worker_id, held)
         self._unsure = False
 
     async def _rest(self, connection: Connection) -> None:

@@ -1,4 +1,5 @@
-"""Let go of what is old, in the background: finished tasks and workflows, results, attempts, keys, snapshots, heartbeats.
+"""Let go of what is old, in the background: finished tasks and workflows with all that is kept of them, keys, snapshots,
+heartbeats.
 
 Only the leading worker does it, in small batches with a pause as long as each batch took, so that claims hardly notice.
 """
@@ -52,7 +53,7 @@ async def sweep(connection: Connection, config: RetentionConfig) -> int:
     if plan.results_before is not None:
         await _gently(retention.forget(connection, "results", plan.results_before, batch))
     if plan.records_before is not None:
-        for what in ("attempts", "keys", "actions", "workflows"):
+        for what in ("attempts", "progress", "logs", "keys", "actions", "workflows"):
             await _gently(retention.forget(connection, what, plan.records_before, batch))
     while await states.prune(connection, config):
         pass
