@@ -72,6 +72,13 @@ class Broker:
 
     migrate = ensure_schema_initialized
 
+    async def open_async(self) -> None:
+        """Connect now instead of on first use, so that what is wrong with the database is known at once.
+
+        >>> await app.get_broker().open_async()
+        """
+        await run_async(self._try_out())
+
     async def close_async(self) -> None:
         """Close this process's connections; the next call opens new ones."""
         await run_async(self._close())
@@ -184,6 +191,13 @@ class Broker:
             return await migrate(config)
         except TRANSIENT as error:
             raise explain(error, config) from error
+
+    async def _try_out(self) -> None:
+        try:
+            async with self.connection():
+                pass
+        except TRANSIENT as error:
+            raise explain(error, await self.postgres()) from error
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Connection]:
