@@ -51,6 +51,7 @@ from horsies.results import (
     is_ok,
 )
 from horsies.retry import ExceptionMapper, RetryPolicy
+from horsies.running import CurrentTask, current_task
 from horsies.schedule.cron import (
     BothDays,
     ByMonthDay,
@@ -150,6 +151,7 @@ __all__ = [
     "CronSchedule",
     "CronStep",
     "CronValues",
+    "CurrentTask",
     "CustomQueueConfig",
     "DailySchedule",
     "DaySelector",
@@ -225,6 +227,7 @@ __all__ = [
     "WorkflowTaskInfo",
     "WorkflowTaskStatus",
     "WorkflowValidationError",
+    "current_task",
     "from_node",
     "is_err",
     "is_ok",

@@ -1,4 +1,4 @@
-"""Which task runs here, what travels with a task, and who watches: the one seam between tasks and what is said of them.
+"""What travels with a task, and who watches: the one seam between tasks and what is said of them.
 
 A watcher is told of every send and of every run, in the process in which it happens. It can neither stop a task nor change
 its outcome: what goes wrong in it is logged, and the task goes on.
@@ -65,18 +65,21 @@ class Watcher:
         """A child process ends, and has `FAREWELL_SECONDS` to write what was gathered."""
 
 
-running: ContextVar[Running | None] = ContextVar("horsies_running", default=None)
 _caller: ContextVar[Headers] = ContextVar("horsies_caller", default={})  # noqa: B039  it is replaced, never changed
 
 CALLER = "context"
-# The worker that this process belongs to, if it is a child of one.
-worker_id: str | None = None
+_worker_id: str | None = None
 
 
 def serve(worker: str | None) -> None:
-    """From now on, tasks here run for this worker."""
-    global worker_id
-    worker_id = worker
+    """From now on, tasks run here for this worker."""
+    global _worker_id
+    _worker_id = worker
+
+
+def worker_id() -> str | None:
+    """The worker that this process belongs to, if it is a child of one."""
+    return _worker_id
 
 
 @contextmanager
@@ -100,14 +103,13 @@ def caller_context() -> Headers:
 
 @contextmanager
 def entered(task: Running, watchers: Sequence[Watcher]) -> Generator[None]:
-    """This task runs here, in this block, and those who watch are told."""
-    tokens = running.set(task), _caller.set(part(task.headers, CALLER))
+    """This task runs in this block, with its caller's context, and those who watch are told."""
+    token = _caller.set(part(task.headers, CALLER))
     try:
         with watched([watcher.running for watcher in watchers], task) if watchers else nullcontext():
             yield
     finally:
-        running.reset(tokens[0])
-        _caller.reset(tokens[1])
+        _caller.reset(token)
 
 
 @contextmanager

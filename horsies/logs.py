@@ -12,7 +12,8 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from horsies import context
+from horsies.context import caller_context, worker_id
+from horsies.running import running_task
 
 # Everything that ends a line or moves the cursor, but for the line feed and the tab.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -26,9 +27,11 @@ _OUTSIDE = dict.fromkeys(TASK_FIELDS, "")
 
 def task_context() -> dict[str, Any]:
     """The task that runs here, and what `log_context` says; empty when none runs and nothing was said."""
-    task = context.running.get()
-    known = {} if task is None else {name: getattr(task, name) for name in TASK_FIELDS}
-    return {**context.caller_context(), **known}
+    said, task = dict(caller_context()), running_task()
+    if task is not None:
+        known = (task.id, task.name, task.attempt, task.queue_name, worker_id())
+        said |= zip(TASK_FIELDS, known, strict=True)
+    return said
 
 
 class TaskContext(logging.Filter):

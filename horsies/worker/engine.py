@@ -121,6 +121,21 @@ class Engine:
         self.settler.timed_out(task, limit_ms)
         self._over(task)
 
+    def cancelled(self, task: Claimed) -> None:
+        logger.info("task %s (%s) was cancelled", task.id, task.task_name)
+        self.settler.cancelled(task)
+        self._over(task)
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Of the tasks that run here, these are to stop, and no others."""
+        for pool in self._capacity.pools:
+            pool.cancel(ids)
+
+    @property
+    def running(self) -> list[str]:
+        """The tasks that run here, or are about to."""
+        return [task.id for task in self._capacity.running]
+
     def _over(self, task: Claimed) -> None:
         """A task has left its child, yet counts as in flight until that is written."""
         if self._caps:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from horsies import context
 from horsies.codec import ArgumentError, decode_result, describe_exception, encode_result
-from horsies.context import Running, entered, headers_of
+from horsies.context import Running, entered, headers_of, worker_id
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.results import TaskError, TaskResult
+from horsies.running import CurrentTask, Snooze, begin, end
 from horsies.status import BUILTIN_CODE_REGISTRY, OperationalErrorCode
+from horsies.storage.tasks import CANCELLED, CANCELLED_CODE
 from horsies.worker.building import build_part
+from horsies.worker.reporting import Run, listen
 from horsies.worker.wire import Call, Outcome
 from horsies.workflow.context import arguments
 from horsies.workflow.rows import BUILD
@@ -27,43 +30,53 @@ MESSAGE_LIMIT = 1_000
 MAX_RESULT = 128 * 1_048_576
 
 
-def execute(registry: TaskRegistry, call: Call) -> Outcome:
+def execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end; an async task that was sent as a plain one gets a loop of its own."""
     with entered(running := _running(call), registry.watchers):
-        return _noted(running, _execute(registry, call))
+        return _noted(running, _execute(registry, call, run, running))
 
 
-def _execute(registry: TaskRegistry, call: Call) -> Outcome:
+def _execute(registry: TaskRegistry, call: Call, run: Run, running: Running) -> Outcome:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
         return conclude(registry, call, None, problem, started)
+    token = begin(_current(call, run))
     try:
         returned = task.definition.fn(**kwargs)
         result = asyncio.run(returned) if task.definition.is_async else returned
     except BaseException as error:  # noqa: BLE001  the task's own failure, SystemExit and all, is its outcome
+        running.error = error
         return raised(registry, call, task, error, started)
+    finally:
+        end(token)
+        run.end()
     return conclude(registry, call, task, result, started)
 
 
-async def execute_async(registry: TaskRegistry, call: Call) -> Outcome:
+async def execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end beside others; a plain task that was sent as an async one gets a thread."""
     with entered(running := _running(call), registry.watchers):
-        return _noted(running, await _execute_async(registry, call))
+        return _noted(running, await _execute_async(registry, call, run, running))
 
 
-async def _execute_async(registry: TaskRegistry, call: Call) -> Outcome:
+async def _execute_async(registry: TaskRegistry, call: Call, run: Run, running: Running) -> Outcome:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
         return conclude(registry, call, None, problem, started)
+    token = begin(_current(call, run))
     try:
         if task.definition.is_async:
             result = await task.definition.fn(**kwargs)
         else:
             result = await asyncio.to_thread(task.definition.fn, **kwargs)
     except BaseException as error:  # noqa: BLE001  the task's own failure, a cancellation and all, is its outcome
+        running.error = error
         return raised(registry, call, task, error, started)
+    finally:
+        end(token)
+        run.end()
     return conclude(registry, call, task, result, started)
 
 
@@ -74,7 +87,7 @@ def _running(call: Call) -> Running:
         task_name=call.task_name,
         attempt=call.attempt,
         queue=call.queue_name,
-        worker_id=context.worker_id,
+        worker_id=worker_id(),
         payload=call.kwargs,
         headers=headers_of(call.task_options),
     )
@@ -82,9 +95,19 @@ def _running(call: Call) -> Running:
 
 def _noted(running: Running, outcome: Outcome) -> Outcome:
     """The outcome, which those who watch are shown before anybody else."""
-    if not outcome.ok:
+    if not outcome.ok and outcome.snooze_seconds is None:
         running.code, running.message = outcome.error_code, outcome.message
     return outcome
+
+
+def _current(call: Call, run: Run) -> CurrentTask:
+    """What the code of a call sees of itself."""
+    listen()
+    limit = call.timeout_ms
+    deadline = None if limit is None else datetime.now(UTC) + timedelta(milliseconds=limit)
+    return CurrentTask(
+        call.task_id, call.task_name, call.attempt, call.max_retries, call.queue_name, deadline, run
+    )
 
 
 def prepare(
@@ -135,12 +158,15 @@ def raised(
     registry: TaskRegistry, call: Call, task: AnyTask, error: BaseException, started: float
 ) -> Outcome:
     """The outcome of a run that raised. A class counts for itself in a mapper, not for its subclasses."""
+    if isinstance(error, Snooze):
+        seconds = time.perf_counter() - started
+        return Outcome(
+            call.ticket, False, CANCELLED, seconds, CANCELLED_CODE, str(error), snooze_seconds=error.seconds
+        )
     definition, config = task.definition, registry.config
     mapped = (definition.exception_mapper or {}).get(type(error)) or config.exception_mapper.get(type(error))
     code = mapped or definition.default_unhandled_error_code or config.default_unhandled_error_code
     described = describe_exception(error)
-    if (running := context.running.get()) is not None:
-        running.error = error
     failure = TaskError(
         error_code=BUILTIN_CODE_REGISTRY.get(code, code),
         message=f"{described['type']}: {described['message']}",
