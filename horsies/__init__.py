@@ -19,6 +19,7 @@ from horsies.config import (
     WorkerConfig,
     WorkerResilienceConfig,
 )
+from horsies.context import log_context
 from horsies.errors import (
     ErrorCode,
     MultipleValidationErrors,
@@ -232,6 +233,7 @@ __all__ = [
     "from_node",
     "is_err",
     "is_ok",
+    "log_context",
     "map_node",
     "pause_workflow",
     "pause_workflow_sync",

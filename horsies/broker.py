@@ -19,6 +19,7 @@ import psycopg
 
 from horsies import embedded
 from horsies.config import AppConfig, PostgresConfig, database_url_from
+from horsies.context import Watcher
 from horsies.portal import portal, run_async, run_sync
 from horsies.retry import backoff
 from horsies.status import TASK_TERMINAL_STATES, WORKFLOW_TERMINAL_STATES, WorkflowStatus
@@ -60,6 +61,7 @@ class Broker:
     def __init__(self, config: AppConfig, *, run_schema_migrations: bool = True) -> None:
         self.config = config
         self.sends_suppressed = False
+        self.watchers: list[Watcher] = []
         self._run_schema_migrations = run_schema_migrations
         self._opening: tuple[int, asyncio.Task[_Session]] | None = None
         self._resolved: PostgresConfig | None = None
@@ -69,6 +71,13 @@ class Broker:
         return await run_async(self._migrate())
 
     migrate = ensure_schema_initialized
+
+    async def open_async(self) -> None:
+        """Connect now instead of on first use, so that what is wrong with the database is known at once.
+
+        >>> await app.get_broker().open_async()
+        """
+        await run_async(self._try_out())
 
     async def close_async(self) -> None:
         """Close this process's connections; the next call opens new ones."""
@@ -182,6 +191,13 @@ class Broker:
             return await migrate(config)
         except TRANSIENT as error:
             raise explain(error, config) from error
+
+    async def _try_out(self) -> None:
+        try:
+            async with self.connection():
+                pass
+        except TRANSIENT as error:
+            raise explain(error, await self.postgres()) from error
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Connection]:

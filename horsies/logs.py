@@ -1,7 +1,7 @@
 """What a horsies process logs, as lines for people or as JSON for machines.
 
 Only our own loggers speak at the chosen level; everyone else is heard from WARNING on. A handler that the user has
-set up is left alone.
+set up keeps its format and level. What is logged while a task runs says which task that is.
 """
 
 from __future__ import annotations
@@ -12,9 +12,39 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from horsies.context import caller_context, worker_id
+from horsies.running import running_task
+
 # Everything that ends a line or moves the cursor, but for the line feed and the tab.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+# What a line that is logged while a task runs knows of the task.
+TASK_FIELDS = ("task_id", "task_name", "attempt", "queue", "worker_id")
+_OUTSIDE = dict.fromkeys(TASK_FIELDS, "")
+
+
+def task_context() -> dict[str, Any]:
+    """The task that runs here, and what `log_context` says; empty when none runs and nothing was said."""
+    said, task = dict(caller_context()), running_task()
+    if task is not None:
+        known = (task.id, task.name, task.attempt, task.queue_name, worker_id())
+        said |= zip(TASK_FIELDS, known, strict=True)
+    return said
+
+
+class TaskContext(logging.Filter):
+    """Adds the running task to each record of a handler: `%(task_id)s` in a format is empty outside of a task.
+
+    A worker and its children put it on every handler there is when they start. What a call passes as `extra` wins.
+
+    >>> handler.addFilter(TaskContext())
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        vars(record).update({**_OUTSIDE, **task_context(), **vars(record)})
+        return True
 
 
 class JsonFormatter(logging.Formatter):
@@ -27,7 +57,11 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        line |= {
+            name: value
+            for name, value in vars(record).items()
+            if name not in _STANDARD and not (value == "" and name in TASK_FIELDS)
+        }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
@@ -72,3 +106,15 @@ def configure(level: str, log_format: Literal["text", "json"]) -> None:
     set_level(level)
     if not root.handlers:
         root.addHandler(handler)
+    _add_task_context()
+
+
+def _add_task_context() -> None:
+    """Have every handler tell which task runs; those that are added later are given the filter by who adds them."""
+    loggers = [
+        logging.getLogger(),
+        *(logging.getLogger(name) for name in list(logging.root.manager.loggerDict)),
+    ]
+    for handler in {handler for logger in loggers for handler in logger.handlers}:
+        if not any(isinstance(each, TaskContext) for each in handler.filters):
+            handler.addFilter(TaskContext())

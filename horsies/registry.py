@@ -13,6 +13,7 @@ from uuid import UUID
 from horsies.broker import Broker
 from horsies.codec import Signature
 from horsies.config import AppConfig, CustomQueueConfig, QueueMode
+from horsies.context import Watcher
 from horsies.errors import (
     ConfigurationError,
     ErrorCode,
@@ -74,6 +75,11 @@ class TaskRegistry:
         self.event_hooks: dict[str, list[Hook]] = {}
         self._broker = Broker(self.config, run_schema_migrations=run_schema_migrations)
         self._queues = {queue.name: queue for queue in self.config.queues}
+
+    @property
+    def watchers(self) -> list[Watcher]:
+        """Who is told of every send and every run of this app's tasks."""
+        return self._broker.watchers
 
     def task(
         self,

@@ -118,6 +118,11 @@ def end(token: Token[CurrentTask]) -> None:
     _current.reset(token)
 
 
+def running_task() -> CurrentTask | None:
+    """The task that runs in this context, if one does."""
+    return _current.get(None)
+
+
 def line_of_current() -> Line | None:
     """The line of the task that runs in this context, if one does."""
     task = _current.get(None)

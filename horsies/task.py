@@ -20,8 +20,11 @@ from horsies.sending import (
     Stored,
     TaskDefinition,
     TaskSendOptions,
+    announced,
+    carrying,
     check_delay,
     failed_in_transaction,
+    noted,
     refused,
     row_of,
     store,
@@ -104,6 +107,10 @@ class Sender(Generic[P, T]):
             return Err(refused(refusal))
 
     def _store(self, rows: list[NewTask]) -> Stored:
+        with announced(self._broker, rows) as sent:
+            return noted(sent, self._put(carrying(sent, rows)))
+
+    def _put(self, rows: list[NewTask]) -> Stored:
         connection = self._envelope.options.conn
         if connection is None:
             return store_here(self._broker, rows)
@@ -120,7 +127,11 @@ class Sender(Generic[P, T]):
     async def _store_async(self, prepared: Result[list[NewTask], TaskSendError]) -> Stored:
         if isinstance(prepared, Err):
             return prepared
-        rows, connection = prepared.ok_value, self._envelope.options.conn
+        with announced(self._broker, prepared.ok_value) as sent:
+            return noted(sent, await self._put_async(carrying(sent, prepared.ok_value)))
+
+    async def _put_async(self, rows: list[NewTask]) -> Stored:
+        connection = self._envelope.options.conn
         if connection is None:
             return await run_async(store(self._broker, rows))
         fetch = async_fetcher(connection)

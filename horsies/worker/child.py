@@ -19,6 +19,8 @@ from collections import deque
 from contextlib import suppress
 from types import FrameType
 
+from horsies import logs
+from horsies.context import leave
 from horsies.discovery import load_app
 from horsies.errors import HorsiesError
 from horsies.registry import TaskRegistry
@@ -48,6 +50,9 @@ def run(
         )
         sock.sendall(wire.frame([hello]))
         return
+    logs.configure(
+        settings.loglevel, app.config.log_format
+    )  # after the hooks, which may have set up their own
     gc.collect()
     sock.sendall(wire.frame([wire.Hello(os.getpid(), memory_mb())]))
     outlet = Outlet(sock, settings)
@@ -55,6 +60,8 @@ def run(
     unbegun = server(outlet, app, settings).serve()
     if outlet.is_orphaned and outlet.heritage is not None:
         last_will.carry_out(outlet.heritage, app, list(outlet.endings), unbegun, settings.afterlife_seconds)
+    else:
+        leave(app.watchers)
 
 
 class SerialServer:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from horsies.codec import ArgumentError, decode_result, describe_exception, encode_result
+from horsies.context import Running, entered, headers_of, worker_id
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.running import CurrentTask, Snooze, begin, end
@@ -31,6 +32,11 @@ MAX_RESULT = 128 * 1_048_576
 
 def execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end; an async task that was sent as a plain one gets a loop of its own."""
+    with entered(running := _running(call), registry.watchers):
+        return _noted(running, _execute(registry, call, run, running))
+
+
+def _execute(registry: TaskRegistry, call: Call, run: Run, running: Running) -> Outcome:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
@@ -40,6 +46,7 @@ def execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
         returned = task.definition.fn(**kwargs)
         result = asyncio.run(returned) if task.definition.is_async else returned
     except BaseException as error:  # noqa: BLE001  the task's own failure, SystemExit and all, is its outcome
+        running.error = error
         return raised(registry, call, task, error, started)
     finally:
         end(token)
@@ -49,6 +56,11 @@ def execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
 
 async def execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end beside others; a plain task that was sent as an async one gets a thread."""
+    with entered(running := _running(call), registry.watchers):
+        return _noted(running, await _execute_async(registry, call, run, running))
+
+
+async def _execute_async(registry: TaskRegistry, call: Call, run: Run, running: Running) -> Outcome:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
@@ -60,11 +72,32 @@ async def execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome
         else:
             result = await asyncio.to_thread(task.definition.fn, **kwargs)
     except BaseException as error:  # noqa: BLE001  the task's own failure, a cancellation and all, is its outcome
+        running.error = error
         return raised(registry, call, task, error, started)
     finally:
         end(token)
         run.end()
     return conclude(registry, call, task, result, started)
+
+
+def _running(call: Call) -> Running:
+    """What is known of a call before it runs, for whoever watches."""
+    return Running(
+        task_id=call.task_id,
+        task_name=call.task_name,
+        attempt=call.attempt,
+        queue=call.queue_name,
+        worker_id=worker_id(),
+        payload=call.kwargs,
+        headers=headers_of(call.task_options),
+    )
+
+
+def _noted(running: Running, outcome: Outcome) -> Outcome:
+    """The outcome, which those who watch are shown before anybody else."""
+    if not outcome.ok and outcome.snooze_seconds is None:
+        running.code, running.message = outcome.error_code, outcome.message
+    return outcome
 
 
 def _current(call: Call, run: Run) -> CurrentTask:

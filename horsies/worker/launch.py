@@ -32,7 +32,7 @@ class Launcher(Protocol):
 
     async def ready(self) -> None: ...
     def launch(self, theirs: socket.socket, kind: ChildKind) -> bool: ...
-    async def exit_status(self, pid: int) -> int | None:
+    async def exit_status(self, pid: int, seconds: float) -> int | None:
         """How a child ended, and nothing of its group is left then; None when it has not within a moment."""
         ...
 
@@ -136,9 +136,9 @@ class TemplateLauncher:
     def _status_of(self, pid: int) -> asyncio.Future[int]:
         return self._statuses.setdefault(pid, asyncio.get_running_loop().create_future())
 
-    async def exit_status(self, pid: int) -> int | None:
+    async def exit_status(self, pid: int, seconds: float) -> int | None:
         try:
-            async with asyncio.timeout(EXIT_STATUS_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._status_of(pid)
         except TimeoutError:
             return None
@@ -173,9 +173,9 @@ class SpawnLauncher:
         self._processes[process.pid] = process
         return True
 
-    async def exit_status(self, pid: int) -> int | None:
+    async def exit_status(self, pid: int, seconds: float) -> int | None:
         process = self._processes[pid]
-        deadline = time.monotonic() + EXIT_STATUS_SECONDS
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # noqa: ASYNC222  it does not wait
                 kill_group(pid)  # while the unreaped pid cannot be anyone else's

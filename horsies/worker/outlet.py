@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import deque
 
+from horsies import context
 from horsies.config import PostgresConfig
 from horsies.worker import wire
 from horsies.worker.settings import ChildSettings
@@ -60,6 +61,7 @@ class Outlet:
                         self._calls[order.ticket] = order
                     case wire.Heritage():
                         self.heritage = order.postgres
+                        context.serve(order.worker_id or None)
                     case wire.Dismissal():
                         self._is_dismissed = True
                     case wire.Cancel():

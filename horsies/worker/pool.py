@@ -16,12 +16,13 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
 from horsies.config import PostgresConfig
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.storage.tasks import Claimed
 from horsies.worker import wire
-from horsies.worker.launch import Launcher
+from horsies.worker.launch import EXIT_STATUS_SECONDS, Launcher
 from horsies.worker.link import HELD_UP_SECONDS, Child, Pipe
 from horsies.worker.settings import ChildKind
 from horsies.worker.system import describe_exit, kill_group, recall
@@ -71,6 +72,7 @@ class ChildPool:
         hooks: Hooks,
         default_timeout_ms: int | None,
         cancel_grace_seconds: float = 10.0,
+        farewell_seconds: float = 0,
     ) -> None:
         self.shape = shape
         self._launcher = launcher
@@ -78,6 +80,7 @@ class ChildPool:
         self._default_timeout_ms = default_timeout_ms
         self._cancel_grace_seconds = cancel_grace_seconds
         self._asked: frozenset[str] = frozenset()  # tasks that are to stop
+        self._farewell_seconds = farewell_seconds
         self._children: dict[int, Child] = {}
         self._spares: deque[Child] = deque()
         self._starting: set[Child] = set()
@@ -226,11 +229,16 @@ class ChildPool:
         child.stubborn.add(ticket)
         kill_group(child.pid)
 
-    def entrust(self, postgres: PostgresConfig) -> None:
-        """Tell the children where to store what they have done, should we die."""
-        self._heritage = wire.Heritage(postgres)
+    def entrust(self, postgres: PostgresConfig, worker_id: UUID) -> None:
+        """Tell the children whom they work for, and where to store what they have done, should we die."""
+        self._heritage = wire.Heritage(postgres, str(worker_id))
         for child in (*self._children.values(), *self._spares, *self._leaving):
             child.transport.write(wire.frame([self._heritage]))
+
+    def work_for(self, worker_id: UUID) -> None:
+        """Tell the children that the worker goes on under another id."""
+        assert self._heritage is not None
+        self.entrust(self._heritage.postgres, worker_id)
 
     def renew(self, valid_until: float) -> None:
         """Our lease holds until then, on the loop's clock."""
@@ -407,8 +415,12 @@ class ChildPool:
         """Only when we close the pipe does a leaving child end, so that nothing we wrote to it in vain can fail."""
         if child.is_leaving and not child.calls:
             self._leaving.discard(child)
-            child.transport.write(wire.frame([wire.Dismissal()]))
-            child.transport.close()
+            self._dismiss(child)
+
+    def _dismiss(self, child: Child) -> None:
+        child.is_leaving = True
+        child.transport.write(wire.frame([wire.Dismissal()]))
+        child.transport.close()
 
     def _replace(self) -> None:
         if not self._stopping:
@@ -444,7 +456,8 @@ class ChildPool:
         """How a child ended whose pipe is closed; one that has not, does now."""
         if child.is_garbled:
             kill_group(child.pid)
-        status = await self._launcher.exit_status(child.pid)
+        patience = max(EXIT_STATUS_SECONDS, self._farewell_seconds if child.is_leaving else 0)
+        status = await self._launcher.exit_status(child.pid, patience)
         if child.is_garbled:
             return "it wrote to the pipe to its worker"
         if status is not None:
@@ -507,8 +520,10 @@ class ChildPool:
         self._hooks.let_go()
 
     async def close(self) -> None:
-        """End all children, whatever they do."""
+        """End all children, whatever they do; with a farewell, those that do nothing may say it."""
         self._stopping = True
+        if self._farewell_seconds:
+            await self._see_off()
         for child in [*self._children.values(), *self._spares, *self._starting, *self._leaving]:
             child.empty()
             if child.pid:
@@ -516,6 +531,14 @@ class ChildPool:
             child.transport.close()
         for task in list(self._ending):
             task.cancel()
+
+    async def _see_off(self) -> None:
+        for child in [*self._children.values(), *self._spares]:
+            if not child.calls:
+                self._dismiss(child)
+        await asyncio.sleep(0)  # the pipes are closed by then, and their children waited for
+        if self._ending:
+            await asyncio.wait(list(self._ending), timeout=self._farewell_seconds)
 
 
 def _blame(child: Child, how: str) -> str:

@@ -27,6 +27,7 @@ class ChildSettings(msgspec.Struct, frozen=True):
     max_memory_mb: int | None
     # How long children may go on when their worker has died. Well within what is left of its lease then.
     afterlife_seconds: float
+    loglevel: str = "INFO"
 
     def is_worn(self, tasks_done: int, memory_mb: Callable[[], float]) -> bool:
         """Whether a child that has done so many tasks should be replaced; either limit counts. 0 tasks: no limit."""

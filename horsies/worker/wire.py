@@ -47,9 +47,10 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class Heritage(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """Where a child is to store what it has done, should the worker die before it could."""
+    """Whom a child works for, and where it is to store what it has done, should the worker die before it could."""
 
     postgres: PostgresConfig
+    worker_id: str = ""
 
 
 class Dismissal(msgspec.Struct, array_like=True, frozen=True, tag=2):

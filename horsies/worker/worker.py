@@ -21,6 +21,7 @@ from uuid import uuid4
 from horsies.broker import resolve
 from horsies.check import handler_problems
 from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, WorkerConfig
+from horsies.context import FAREWELL_SECONDS
 from horsies.discovery import import_modules, locate, refuse_while_loading
 from horsies.errors import ConfigurationError, ErrorCode, ValidationReport
 from horsies.registry import TaskRegistry
@@ -98,6 +99,7 @@ class Worker:
                 hooks,
                 app.config.default_task_timeout_ms,
                 app.config.cancel_grace_ms / 1000,
+                FAREWELL_SECONDS if app.watchers else 0,
             )
             for shape in self._shapes()
         ]
@@ -121,7 +123,7 @@ class Worker:
             self._engine.settler.herald.start(lambda: str(self._engine.owner.worker_id))
             postgres = await asyncio.to_thread(self._postgres)
             for pool in self._pools:
-                pool.entrust(postgres)
+                pool.entrust(postgres, self._engine.owner.worker_id)
             if await self._until_stopped(self._get_ready(postgres)):
                 await self._work(postgres)
         finally:
@@ -313,6 +315,8 @@ class Worker:
         self._engine.disown()
         owner = self._new_owner()
         await self._register(connection, owner)
+        for pool in self._pools:
+            pool.work_for(owner.worker_id)
         self._engine.go_on_as(owner)
 
     def _kill_running(self) -> None:
@@ -350,6 +354,7 @@ class Worker:
             max_tasks=config.max_tasks_per_child,
             max_memory_mb=config.max_memory_per_child_mb,
             afterlife_seconds=min(MAX_AFTERLIFE_SECONDS, self._lease_seconds / 4),
+            loglevel=config.loglevel,
         )
         match config.start_method or ("forkserver" if sys.platform == "linux" else "spawn"):
             case "spawn":

@@ -139,9 +139,9 @@ class _SlowLauncher(SpawnLauncher):
         super().__init__(settings)
         self.knows = asyncio.Event()
 
-    async def exit_status(self, pid: int) -> int | None:
+    async def exit_status(self, pid: int, seconds: float) -> int | None:
         await self.knows.wait()
-        return await super().exit_status(pid)
+        return await super().exit_status(pid, seconds)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from uuid import uuid4
@@ -30,11 +31,16 @@ class RunningWorker:
     """A `horsies worker` or `horsies scheduler` process of its own session, so that signals reach it and not us."""
 
     def __init__(
-        self, folder: Path, env: dict[str, str], arguments: list[str], command: str = "worker"
+        self,
+        folder: Path,
+        env: dict[str, str],
+        arguments: list[str],
+        command: str = "worker",
+        program: Sequence[str] = ("-m", "horsies"),
     ) -> None:
         self._log = folder / f"{command}-{uuid4().hex[:8]}.log"
         self._command = command
-        words = [sys.executable, "-m", "horsies", command, *arguments]
+        words = [sys.executable, *program, command, *arguments]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 words,
@@ -114,6 +120,14 @@ class Workplace:
         worker = RunningWorker(self.folder, self.env, [locator, *arguments], command)
         self._workers.append(worker)
         return worker.wait_until_ready() if ready else worker
+
+    def manage(self, *arguments: str) -> RunningWorker:
+        """Start a worker by the manage.py of a Django project, and wait until it listens."""
+        worker = RunningWorker(
+            self.folder, self.env, list(arguments), program=("-W", "error", "manage.py", "horsies")
+        )
+        self._workers.append(worker)
+        return worker.wait_until_ready()
 
     def run(self, *arguments: str, seconds: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a `horsies` command to its end."""

@@ -1,0 +1,178 @@
+"""`horsies top`, as somebody at a terminal uses it, on a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg import sql
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, Static
+
+from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
+from horsies.cli import horsies
+from horsies.cli.tui import board
+from horsies.cli.tui.board import Board
+from horsies.cli.tui.screens import Closer, Question
+from horsies.cli.tui.texts import parse_filter
+from horsies.storage.monitor import Filter
+from tests.pg.hands import Hands
+
+NAME = "[red]add\x1b[2J"
+
+
+class Terminal:
+    """The board on a database with two tasks, one that failed and one that waits for a worker."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.app = Horsies(AppConfig.for_database_url(url), run_schema_migrations=False)
+
+        @self.app.task(NAME)
+        def add(x: int) -> TaskResult[int, TaskError]:
+            return TaskResult(ok=x)
+
+        hands = Hands(url)
+        hands.register(waiting=False)
+        self.failed = add.send(1).unwrap().task_id
+        hands.fail(hands.run_next())
+        self.waiting = add.send(2).unwrap().task_id
+        hands.close()
+
+    def close(self) -> None:
+        asyncio.run(self.app.get_broker().close_async())
+
+    def play(self, scene: Callable[[Board, Pilot[None]], Any]) -> None:
+        """Run the board, and a scene on it."""
+
+        async def show() -> None:
+            top = Board(PostgresConfig(database_url=self.url), "ann")
+            async with top.run_test(size=(160, 40)) as pilot:
+                await until(pilot, lambda: top.view.tasks)
+                await scene(top, pilot)
+
+        asyncio.run(show())
+
+
+@pytest.fixture
+def terminal(database_url: str) -> Iterator[Terminal]:
+    terminal = Terminal(database_url)
+    yield terminal
+    terminal.close()
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], Any], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        await pilot.pause(0.01)
+
+
+def cells(top: Board, name: str) -> list[list[str]]:
+    table = top.screen_stack[0].query_one(f"#{name}", DataTable)
+    return [[str(cell) for cell in table.get_row_at(row)] for row in range(table.row_count)]
+
+
+def news(top: Board) -> str:
+    return str(top.screen_stack[0].query_one("#news", Static).content)
+
+
+def test_everything_is_there_at_a_glance_and_a_task_can_be_opened(terminal: Terminal) -> None:
+    async def scene(top: Board, pilot: Pilot[None]) -> None:
+        (queue,) = cells(top, "queues")
+        assert queue[:5] == ["default", "1", "0", "0", "1"]
+        (worker,) = cells(top, "workers")
+        assert worker[:3] == ["host:1", "idle", "0"]
+        waiting, failed = cells(top, "tasks")
+        assert (waiting[0], waiting[2]) == ("[red]add\\x1b[2J", "PENDING")
+        assert (failed[2], failed[5], failed[6]) == ("FAILED", "BROKEN", "it broke")
+        await pilot.press("enter")
+        assert isinstance(top.screen, Closer)
+        text = str(top.screen.text)
+        assert terminal.waiting in text
+        assert '"x": 2' in text
+        assert "No worker has ever known a task" in text
+        await pilot.press("escape", "slash")
+        top.screen.query_one(Input).value = "state:failed"
+        await pilot.press("enter")
+        await until(pilot, lambda: [row[2] for row in cells(top, "tasks")] == ["FAILED"])
+        await pilot.press("escape", "f")
+        await until(pilot, lambda: "failures" in str(top.screen.query_one("#tasks").border_title))
+        assert [row[2] for row in cells(top, "tasks")] == ["FAILED"]
+
+    terminal.play(scene)
+
+
+def test_an_act_is_done_when_it_is_confirmed_and_not_before(terminal: Terminal, db: Any) -> None:
+    def state(task_id: str) -> str:
+        return db.execute("SELECT status FROM horsies_tasks WHERE id = %s", (task_id,)).fetchone()["status"]
+
+    async def scene(top: Board, pilot: Pilot[None]) -> None:
+        await pilot.press("c")
+        assert isinstance(top.screen, Question)
+        await pilot.press("n")
+        assert state(terminal.waiting) == "PENDING"
+        await pilot.press("c", "y")
+        await until(pilot, lambda: f"{terminal.waiting} is cancelled" in news(top))
+        assert state(terminal.waiting) == "CANCELLED"
+        await pilot.press("down", "r", "y")
+        await until(pilot, lambda: f"{terminal.failed} is PENDING again" in news(top))
+        assert state(terminal.failed) == "PENDING"
+        await pilot.press("p", "y")
+        await until(pilot, lambda: cells(top, "queues")[0][-1] == "suspended")
+        await pilot.press("p", "y")
+        await until(pilot, lambda: cells(top, "queues")[0][-1] == "")
+
+    terminal.play(scene)
+    acts = db.execute("SELECT actor, action FROM horsies_actions ORDER BY acted_at, id").fetchall()
+    assert [(act["actor"], act["action"]) for act in acts] == [
+        ("ann", "cancel"), ("ann", "requeue"), ("ann", "suspend"), ("ann", "resume"),
+    ]  # fmt: skip
+
+
+def test_it_outlives_a_database_that_goes_away(
+    terminal: Terminal, server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "LOOK_SECONDS", 0.05)
+    name = terminal.url.rpartition("/")[2]
+
+    def allow(admin: psycopg.Connection[Any], allowed: bool) -> None:
+        admin.execute(
+            sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format(
+                sql.Identifier(name), sql.Literal(allowed)
+            )
+        )
+
+    async def scene(top: Board, pilot: Pilot[None]) -> None:
+        with psycopg.connect(server_url, autocommit=True) as admin:
+            allow(admin, False)
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'horsies-top' AND datname = %s",
+                (name,),
+            )
+            await until(pilot, lambda: "cannot look: " in news(top))
+            assert len(cells(top, "tasks")) == 2  # what was seen last
+            allow(admin, True)
+        await until(pilot, lambda: "cannot look" not in news(top))
+
+    terminal.play(scene)
+
+
+def test_without_textual_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textual", None)
+
+    refused = CliRunner().invoke(horsies, ["top"])
+
+    assert refused.exit_code == 1
+    assert "error[HRS-219]" in refused.output
+    assert "horsies[tui]" in refused.output
+
+
+def test_a_filter_is_typed_in_words() -> None:
+    assert parse_filter("send_mail queue:mail state:failed") == Filter("FAILED", "mail", "send_mail", None)
