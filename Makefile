@@ -7,7 +7,7 @@ PYTHON ?=
 USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 
 # The whole suite but the fault drills, which take long: make faults.
-TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/docs tests/faults/test_checker.py
+TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/web tests/browser tests/docs tests/faults/test_checker.py
 # What `python -m bench` is told, such as --quick.
 BENCH ?=
 # How long a soak lasts.

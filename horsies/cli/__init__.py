@@ -21,6 +21,7 @@ from horsies.cli.operate import purge, requeue, resume, suspend
 from horsies.cli.report import report
 from horsies.cli.scheduler import scheduler
 from horsies.cli.schedules import schedules
+from horsies.cli.web import web
 from horsies.cli.worker import worker
 from horsies.cli.workflows import workflows
 from horsies.errors import ErrorCode, HorsiesError
@@ -76,7 +77,7 @@ def horsies(context: click.Context) -> None:
 
 for _command in (
     worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db, info, tasks, show, failed, why, requeue, suspend,
-    resume, purge,
+    resume, purge, web,
 ):  # fmt: skip
     horsies.add_command(_command)
 
