@@ -50,6 +50,7 @@ from horsies.results import (
     is_ok,
 )
 from horsies.retry import ExceptionMapper, RetryPolicy
+from horsies.running import CurrentTask, current_task
 from horsies.schedule.cron import (
     BothDays,
     ByMonthDay,
@@ -97,6 +98,7 @@ from horsies.status import (
     WorkflowStatus,
     WorkflowTaskStatus,
 )
+from horsies.storage.notes import TaskLogLine, TaskProgress
 from horsies.workflow.context import WorkflowContext, WorkflowMeta
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.functions import (
@@ -148,6 +150,7 @@ __all__ = [
     "CronSchedule",
     "CronStep",
     "CronValues",
+    "CurrentTask",
     "CustomQueueConfig",
     "DailySchedule",
     "DaySelector",
@@ -194,7 +197,9 @@ __all__ = [
     "TaskError",
     "TaskHandle",
     "TaskInfo",
+    "TaskLogLine",
     "TaskNode",
+    "TaskProgress",
     "TaskResult",
     "TaskSchedule",
     "TaskSendError",
@@ -221,6 +226,7 @@ __all__ = [
     "WorkflowTaskInfo",
     "WorkflowTaskStatus",
     "WorkflowValidationError",
+    "current_task",
     "from_node",
     "is_err",
     "is_ok",

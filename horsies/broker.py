@@ -22,10 +22,12 @@ from horsies.config import AppConfig, PostgresConfig, database_url_from
 from horsies.portal import portal, run_async, run_sync
 from horsies.retry import backoff
 from horsies.status import TASK_TERMINAL_STATES, WORKFLOW_TERMINAL_STATES, WorkflowStatus
-from horsies.storage import tasks, workflows
+from horsies.storage import cancelling, notes, tasks, workflows
+from horsies.storage.cancelling import Cancellation
 from horsies.storage.database import TRANSIENT, Connection, Database, explain, is_refused
 from horsies.storage.direct import DirectDatabase
 from horsies.storage.migrate import migrate
+from horsies.storage.notes import TaskLogLine, TaskProgress
 from horsies.storage.store import ROWS_PER_STATEMENT, Rows, carry_out, carry_out_async, store
 from horsies.storage.tasks import NewTask, Seen
 from horsies.storage.waiters import Waiters
@@ -155,6 +157,19 @@ class Broker:
         async with self.connection() as connection:
             row = await tasks.info(connection, task_id)
             return row, await tasks.attempts(connection, task_id) if with_attempts else None
+
+    async def cancel(self, task_id: UUID) -> Cancellation | None:
+        """Cancel a task; None when there is none of that id."""
+        async with self.connection() as connection:
+            return next(iter(await cancelling.cancel(connection, [task_id])), None)
+
+    async def progress(self, task_id: UUID) -> TaskProgress | None:
+        async with self.connection() as connection:
+            return await notes.progress(connection, task_id)
+
+    async def log_lines(self, task_id: UUID) -> list[TaskLogLine]:
+        async with self.connection() as connection:
+            return await notes.log_lines(connection, task_id)
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Carry something out in a transaction of its own."""

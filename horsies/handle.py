@@ -1,4 +1,4 @@
-"""A handle to a task that was sent: wait for its result, ask about it.
+"""A handle to a task that was sent: wait for its result, ask about it, cancel it.
 
 A handle never raises and never lies: a final answer is the same for ever and is asked for once; running out of
 patience is an error of waiting, not of the task.
@@ -7,6 +7,7 @@ patience is an error of waiting, not of the task.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -37,11 +38,13 @@ from horsies.status import (
     TaskStatus,
 )
 from horsies.storage.database import TRANSIENT
+from horsies.storage.notes import TaskLogLine, TaskProgress
 from horsies.storage.tasks import Seen
 
 logger = logging.getLogger("horsies.handle")
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 # Why there is no value although the task has ended, when the row itself does not say.
 _ENDED_WITHOUT_RESULT: dict[str, tuple[BuiltInTaskCode, str]] = {
@@ -98,6 +101,62 @@ class TaskHandle(Generic[T]):
         """As `info`, without blocking the running loop."""
         return await run_async(self._info(include_result, include_failed_reason, include_attempts))
 
+    def cancel(self) -> BrokerResult[bool]:
+        """Cancel the task: at once if it has not begun, else it is asked to stop.
+
+        True when it took effect or was asked for, False when the task has ended already.
+
+        >>> handle.cancel().unwrap()
+        True
+        """
+        return run_sync(self._cancel())
+
+    async def cancel_async(self) -> BrokerResult[bool]:
+        """As `cancel`, without blocking the running loop."""
+        return await run_async(self._cancel())
+
+    def progress(self) -> BrokerResult[TaskProgress | None]:
+        """How far the task is, as it last said by `current_task().report_progress(…)`; None if it has not.
+
+        >>> handle.progress().unwrap()
+        TaskProgress(done=40.0, total=100.0, message='parsing', at=datetime.datetime(…))
+        """
+        return run_sync(self._asked(self._broker.progress, None))
+
+    async def progress_async(self) -> BrokerResult[TaskProgress | None]:
+        """As `progress`, without blocking the running loop."""
+        return await run_async(self._asked(self._broker.progress, None))
+
+    def logs(self) -> BrokerResult[list[TaskLogLine]]:
+        """What the task has logged while it ran, in all of its attempts, first line first.
+
+        >>> [line.message for line in handle.logs().unwrap()]
+        """
+        return run_sync(self._asked(self._broker.log_lines, []))
+
+    async def logs_async(self) -> BrokerResult[list[TaskLogLine]]:
+        """As `logs`, without blocking the running loop."""
+        return await run_async(self._asked(self._broker.log_lines, []))
+
+    async def _asked(self, question: Callable[[UUID], Awaitable[A]], without: A) -> BrokerResult[A]:
+        """What the database answers about this task; what is no id is no task."""
+        task_id = _as_uuid(self.task_id)
+        try:
+            return Ok(without if task_id is None else await question(task_id))
+        except (psycopg.Error, OSError, HorsiesError) as error:
+            return Err(_failed(BrokerErrorCode.TASK_INFO_QUERY_FAILED, error))
+
+    async def _cancel(self) -> BrokerResult[bool]:
+        code = BrokerErrorCode.TASK_CANCEL_FAILED
+        task_id = _as_uuid(self.task_id)
+        try:
+            done = None if task_id is None else await self._broker.cancel(task_id)
+        except (psycopg.Error, OSError, HorsiesError) as error:
+            return Err(_failed(code, error))
+        if done is None:
+            return Err(BrokerOperationError(code=code, message=f"there is no task {self.task_id}"))
+        return Ok(done.cancelled)
+
     async def _get(self, timeout_ms: int | None) -> TaskResult[T, TaskError]:
         task_id = _as_uuid(self.task_id)
         if task_id is None:
@@ -138,14 +197,7 @@ class TaskHandle(Generic[T]):
         try:
             row, tries = await self._broker.info(task_id, with_attempts=attempts)
         except (psycopg.Error, OSError, HorsiesError) as error:
-            return Err(
-                BrokerOperationError(
-                    code=BrokerErrorCode.TASK_INFO_QUERY_FAILED,
-                    message=mask_passwords(str(error)),
-                    retryable=isinstance(error, TRANSIENT),
-                    exception=error,
-                )
-            )
+            return Err(_failed(BrokerErrorCode.TASK_INFO_QUERY_FAILED, error))
         return Ok(None if row is None else self._described(row, tries, result, reason))
 
     def _described(
@@ -185,6 +237,15 @@ def _as_uuid(task_id: str) -> UUID | None:
         return UUID(task_id)
     except ValueError:
         return None
+
+
+def _failed(code: BrokerErrorCode, error: Exception) -> BrokerOperationError:
+    return BrokerOperationError(
+        code=code,
+        message=mask_passwords(str(error)),
+        retryable=isinstance(error, TRANSIENT),
+        exception=error,
+    )
 
 
 def _error(code: BuiltInTaskCode, message: str) -> TaskResult[Any, TaskError]:

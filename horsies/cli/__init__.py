@@ -17,7 +17,7 @@ from horsies.cli.demo import demo
 from horsies.cli.doctor import doctor
 from horsies.cli.inspect import failed, info, show, tasks, why
 from horsies.cli.migrate import migrate
-from horsies.cli.operate import purge, requeue, resume, suspend
+from horsies.cli.operate import cancel, purge, requeue, resume, suspend
 from horsies.cli.report import report
 from horsies.cli.scheduler import scheduler
 from horsies.cli.schedules import schedules
@@ -76,8 +76,8 @@ def horsies(context: click.Context) -> None:
 
 
 for _command in (
-    worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db, info, tasks, show, failed, why, requeue, suspend,
-    resume, purge, web,
+    worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db, info, tasks, show, failed, why, requeue, cancel,
+    suspend, resume, purge, web,
 ):  # fmt: skip
     horsies.add_command(_command)
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import click
@@ -18,10 +18,11 @@ from horsies.cli.tables import print_json, print_table
 from horsies.config import PostgresConfig
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.spans import span
-from horsies.storage import monitor, operations
+from horsies.storage import monitor, notes, operations
 from horsies.storage import tasks as task_rows
 from horsies.storage.database import Connection
 from horsies.storage.monitor import Filter, Payload, QueueState, TaskState, WorkerState
+from horsies.storage.notes import TaskLogLine, TaskProgress
 from horsies.storage.why import why as reasons_of
 
 T = TypeVar("T")
@@ -225,30 +226,74 @@ def _list(
 @as_json_option
 @database_options
 def show(task_id: UUID, as_json: bool, app: str | None, database_url: PostgresConfig | None) -> None:
-    """One task in full, with its attempts."""
+    """One task in full, with its attempts, how far it is and what it has logged."""
 
-    async def look(connection: Connection) -> tuple[tuple[TaskState, Payload] | None, list[tuple[Any, ...]]]:
-        return await monitor.task(connection, task_id), await task_rows.attempts(connection, task_id)
+    async def look(connection: Connection) -> Shown | None:
+        found = await monitor.task(connection, task_id)
+        if found is None:
+            return None
+        tries = await task_rows.attempts(connection, task_id)
+        progress = await notes.progress(connection, task_id)
+        return Shown(*found, tries, progress, await notes.log_lines(connection, task_id))
 
-    found, tries = ask(named_database(app, database_url), look)
-    if found is None:
+    shown = ask(named_database(app, database_url), look)
+    if shown is None:
         raise no_such_task(task_id)
-    task, payload = found
-    attempts: list[dict[str, Any]] = [dict(zip(_ATTEMPT, entry[1:], strict=True)) for entry in tries]
+    attempts: list[dict[str, Any]] = [dict(zip(_ATTEMPT, entry[1:], strict=True)) for entry in shown.attempts]
     if as_json:
-        readable = {
-            field: raw(value) if field in ("args", "kwargs", "result") else value
-            for field, value in payload._asdict().items()
+        print_json(_document(shown, attempts))
+    else:
+        _print_task(shown, attempts)
+
+
+class Shown(NamedTuple):
+    """All that is known of a task."""
+
+    task: TaskState
+    payload: Payload
+    attempts: list[tuple[Any, ...]]
+    progress: TaskProgress | None
+    logs: list[TaskLogLine]
+
+
+def _document(shown: Shown, attempts: list[dict[str, Any]]) -> dict[str, Any]:
+    readable = {
+        field: raw(value) if field in ("args", "kwargs", "result") else value
+        for field, value in shown.payload._asdict().items()
+    }
+    return (
+        shown.task._asdict()
+        | readable
+        | {
+            "attempts": attempts,
+            "progress": None if shown.progress is None else shown.progress._asdict(),
+            "logs": [line._asdict() for line in shown.logs],
         }
-        print_json(task._asdict() | readable | {"attempts": attempts})
-        return
-    facts = task._asdict() | payload._asdict()
+    )
+
+
+def _print_task(shown: Shown, attempts: list[dict[str, Any]]) -> None:
+    facts = shown.task._asdict() | shown.payload._asdict()
+    if shown.progress is not None:
+        facts["progress"] = _how_far(shown.progress)
     print_table(
         ["field", "value"], [[field, _cell(value)] for field, value in facts.items() if value is not None]
     )
     click.echo()
     header = ["attempt", "outcome", "started", "took", "error", "message", "worker"]
     print_table(header, [_attempt_row(entry) for entry in attempts], right=["attempt", "took"])
+    if shown.logs:
+        click.echo()
+        rows = [
+            [str(line.attempt), _cell(line.at), line.level, line.logger, line.message] for line in shown.logs
+        ]
+        print_table(["attempt", "logged", "level", "logger", "message"], rows, right=["attempt"])
+
+
+def _how_far(progress: TaskProgress) -> str:
+    of = "" if progress.total is None else f" of {progress.total:g}"
+    said = f", {progress.message}" if progress.message else ""
+    return f"{progress.done:g}{of}{said} ({age(progress.at)} ago)"
 
 
 _ATTEMPT = (

@@ -1,4 +1,4 @@
-"""`horsies suspend`, `resume`, `requeue` and `purge`: acts of an operator, each on record."""
+"""`horsies suspend`, `resume`, `requeue`, `cancel` and `purge`: acts of an operator, each on record."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from uuid import UUID
 import click
 
 from horsies.cli.database import actor, ask
-from horsies.cli.inspect import filter_options
+from horsies.cli.inspect import as_json_option, filter_options, no_such_task
 from horsies.cli.options import database_options, named_database
 from horsies.cli.progress import progress
+from horsies.cli.tables import print_json
 from horsies.config import PostgresConfig
 from horsies.spans import seconds_of
-from horsies.storage import operations, retention
+from horsies.storage import cancelling, operations, retention
+from horsies.storage.cancelling import Cancellation
 from horsies.storage.database import Connection
 from horsies.storage.operations import ALL_QUEUES, Failed
 from horsies.storage.retention import Old
@@ -105,6 +107,34 @@ def requeue(
     if task_ids and not found:
         click.echo("none of these tasks has failed", err=True)
         sys.exit(1)
+
+
+@click.command()
+@click.argument("task_ids", nargs=-1, required=True, type=click.UUID, metavar="TASK_ID...")
+@as_json_option
+@database_options
+def cancel(
+    task_ids: tuple[UUID, ...], as_json: bool, app: str | None, database_url: PostgresConfig | None
+) -> None:
+    """Cancel tasks: at once if they have not begun, else they are asked to stop."""
+    found = ask(
+        named_database(app, database_url),
+        lambda connection: cancelling.cancel(connection, task_ids, actor=actor()),
+    )
+    if as_json:
+        print_json({"tasks": [each._asdict() for each in found]})
+    for each in () if as_json else found:
+        click.echo(f"{each.task_id}: {_became(each)}")
+    known = {each.task_id for each in found}
+    for task_id in task_ids:
+        if str(task_id) not in known:
+            raise no_such_task(task_id)
+
+
+def _became(done: Cancellation) -> str:
+    if not done.cancelled:
+        return f"{done.status} already"
+    return "asked to stop" if done.status == "RUNNING" else "cancelled"
 
 
 def _duration(_context: click.Context, _param: click.Parameter, value: str) -> timedelta:

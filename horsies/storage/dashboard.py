@@ -148,6 +148,7 @@ class TaskDetail(NamedTuple):
     worker_pid: int | None
     worker_process_name: str | None
     claim_seq: int
+    cancel_asked_at: datetime | None
     args: str | None
     args_length: int | None
     kwargs: str | None
@@ -395,6 +396,12 @@ async def totals(connection: Connection) -> list[Total]:
 async def count_finished(connection: Connection, ids: Sequence[UUID] | None, wanted: Wanted) -> int:
     """How many finished tasks a deletion would find."""
     rows = await _rows(connection, "count_finished", {"ids": ids, **wanted._asdict()})
+    return int(rows[0][0])
+
+
+async def count_live(connection: Connection, ids: Sequence[UUID] | None, wanted: Wanted) -> int:
+    """How many tasks a cancel would find."""
+    rows = await _rows(connection, "count_live", {"ids": ids, **wanted._asdict()})
     return int(rows[0][0])
 
 

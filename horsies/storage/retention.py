@@ -81,7 +81,7 @@ async def delete(connection: Connection, which: Old, batch: int) -> AsyncGenerat
 
 
 async def forget(connection: Connection, what: str, before: datetime, batch: int) -> AsyncGenerator[int]:
-    """Let go of `results`, `attempts`, `keys`, `actions` or `workflows`; gives how many after each batch."""
+    """Let go of `results`, `attempts`, `progress`, `logs`, `keys`, `actions` or `workflows`; gives how many after each batch."""
     while True:
         cursor = await connection.execute(SQL[f"forget_{what}"], {"before": before, "batch": batch})
         yield cursor.rowcount

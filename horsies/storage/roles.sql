@@ -25,7 +25,7 @@ REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
               horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
               horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-              horsies_rollups, horsies_totals, horsies_depths, horsies_schema_version
+              horsies_progress, horsies_task_logs, horsies_rollups, horsies_totals, horsies_depths, horsies_schema_version
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only, and reads what became of them. Whoever waits for a task marks it, so that
@@ -36,7 +36,7 @@ GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at
 GRANT INSERT (idempotency_key, task_id, enqueue_sha) ON horsies_idempotency_keys TO horsies_producer;
 GRANT UPDATE (awaited) ON horsies_tasks_live TO horsies_producer;
 GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_task_attempts, horsies_task_definitions,
-                horsies_idempotency_keys, horsies_schema_version
+                horsies_idempotency_keys, horsies_progress, horsies_task_logs, horsies_schema_version
    TO horsies_producer;
 GRANT SELECT (queues, waiting, waiting_async, lease_expires_at) ON horsies_workers TO horsies_producer;
 GRANT EXECUTE ON FUNCTION horsies_send, horsies_queue_channel TO horsies_producer;
@@ -49,10 +49,10 @@ GRANT SELECT ON horsies_workflow_results TO horsies_producer;
 GRANT horsies_producer TO horsies_worker;
 GRANT UPDATE (live, status, claim_seq, retry_count, crash_count, enqueued_at, next_retry_at, claimed_by_worker_id,
               claimed_at, claim_expires_at, started_at, completed_at, failed_at, terminal_at, result, error_code,
-              failed_reason)
+              failed_reason, cancel_asked_at, unknown_since)
    ON horsies_tasks TO horsies_worker;
 GRANT UPDATE (status, claim_seq, claimed_by_worker_id, claimed_at, claim_expires_at, started_at, worker_pid,
-              worker_hostname, worker_process_name)
+              worker_hostname, worker_process_name, enqueued_at, unknown_since)
    ON horsies_tasks_live TO horsies_worker;
 GRANT INSERT ON horsies_attempts TO horsies_worker;
 GRANT SELECT ON horsies_suspensions TO horsies_worker;
@@ -60,6 +60,9 @@ GRANT SELECT, DELETE, INSERT (worker_id, hostname, pid, processes, queues, lease
       UPDATE (lease_expires_at, last_beat_at, dead_at, state, waiting, waiting_async)
    ON horsies_workers TO horsies_worker;
 GRANT SELECT, INSERT, DELETE, UPDATE (tasks) ON horsies_in_flight TO horsies_worker;
+-- It writes down how far its tasks are and what they log.
+GRANT INSERT, DELETE, UPDATE (claim_seq, done, total, message, at) ON horsies_progress TO horsies_worker;
+GRANT INSERT, DELETE ON horsies_task_logs TO horsies_worker;
 GRANT SELECT, INSERT, UPDATE (seconds, burst, spent_until) ON horsies_rates TO horsies_worker;
 GRANT INSERT, UPDATE ON horsies_task_definitions TO horsies_worker;
 -- To delete rows that nobody else is about to delete, it locks them, which is an UPDATE right. Their ids cannot be set.
@@ -91,7 +94,7 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsie
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
                 horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
                 horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-                horsies_rollups, horsies_totals, horsies_depths, horsies_schema_version
+                horsies_progress, horsies_task_logs, horsies_rollups, horsies_totals, horsies_depths, horsies_schema_version
    TO horsies_viewer;
 
 -- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules
@@ -99,14 +102,15 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsie
 GRANT horsies_viewer TO horsies_operator;
 GRANT UPDATE (live, status, claim_seq, retry_count, crash_count, enqueued_at, next_retry_at, claimed_by_worker_id,
               claimed_at, claim_expires_at, started_at, completed_at, failed_at, terminal_at, result, error_code,
-              failed_reason, earlier_attempts, good_until)
+              failed_reason, earlier_attempts, good_until, cancel_asked_at, unknown_since)
    ON horsies_tasks TO horsies_operator;
 GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
 GRANT INSERT ON horsies_attempts TO horsies_operator;
 GRANT SELECT, INSERT (queue_name, suspended_by), DELETE ON horsies_suspensions TO horsies_operator;
 GRANT INSERT (actor, action, subject, tasks) ON horsies_actions TO horsies_operator;
 GRANT EXECUTE ON FUNCTION horsies_queue_channel TO horsies_operator;
-GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys TO horsies_operator;
+GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys, horsies_progress, horsies_task_logs
+   TO horsies_operator;
 GRANT DELETE, UPDATE (paused_at, next_run_at, error, error_at, updated_at) ON horsies_schedule_state
    TO horsies_operator;
 -- And pauses, resumes, cancels, signals and repairs workflows, which may send tasks.

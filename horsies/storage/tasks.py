@@ -25,6 +25,13 @@ NO_LIMIT = 2**31 - 1
 
 _encode = msgspec.json.Encoder().encode
 
+# The result of a task that was asked to stop, whatever it gave or raised.
+CANCELLED_CODE = "TASK_CANCELLED"
+CANCELLED = (
+    '{"err":{"error_code":{"__builtin_task_code__":"TASK_CANCELLED"},'
+    '"message":"the task was cancelled","data":null,"exception":null}}'
+)
+
 
 # The parameters of `exchange`, for when it is prepared by name.
 EXCHANGE_TYPES = {
@@ -105,6 +112,7 @@ class Claimed(NamedTuple):
     task_options: str | None
     workflow_id: str | None = None
     workflow_index: int | None = None
+    earlier_attempts: int = 0  # before it was sent through once more
     inputs: str | None = None  # what comes to it from other nodes of its workflow
 
     @property
@@ -187,7 +195,11 @@ class Seen(NamedTuple):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The end of an attempt that failed; with a delay the task is due again."""
+    """The end of an attempt that failed; with a delay the task is due again.
+
+    A `snoozed` one was no attempt. What is `asked` is an end only for a task that was asked to stop. When it has failed for
+    good, the task named `on_failure` is sent.
+    """
 
     id: str
     claim_seq: int
@@ -198,6 +210,22 @@ class Failure(msgspec.Struct, frozen=True):
     delay_seconds: float | None = None
     crashed: bool = False
     node: tuple[str, int] | None = None
+    snoozed: bool = False
+    asked: bool = False
+    on_failure: str | None = None
+
+
+def stopped(task: Claimed | Completed) -> Failure:
+    """The end of a task that does not run any more, if it was asked to stop."""
+    return Failure(
+        task.id,
+        task.claim_seq,
+        CANCELLED,
+        CANCELLED_CODE,
+        "the task was cancelled",
+        node=task.node,
+        asked=True,
+    )
 
 
 def as_json(value: object) -> str:
@@ -283,7 +311,7 @@ async def start(connection: Connection, starts: Sequence[Start]) -> set[str]:
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> dict[str, bool]:
     """End attempts that failed; for each that was ours, whether it is retried."""
-    cursor = await connection.execute(SQL["fail"], {"failures": as_json(failures)})
+    cursor = await connection.execute(SQL["fail"], {"failures": as_json(failures), "cancelled": CANCELLED})
     return {row[0]: row[1] for row in await cursor.fetchall()}
 
 

@@ -63,6 +63,7 @@ class Beat(NamedTuple):
     others_are_late: bool = False
     leads: bool = False
     suspended: Sequence[str] = ()
+    cancelled: Sequence[str] = ()  # of the tasks that it runs, those that are asked to stop
 
 
 class Rules(NamedTuple):
@@ -98,8 +99,15 @@ async def prepare_history(connection: Connection) -> None:
     await connection.execute(SQL["prepare_history"])
 
 
-async def beat(connection: Connection, worker_id: UUID, state: str, lease_seconds: float) -> Beat:
-    values = {"worker_id": worker_id, "state": state, "lease_seconds": lease_seconds}
+async def beat(
+    connection: Connection, worker_id: UUID, state: str, lease_seconds: float, running: Sequence[str] = ()
+) -> Beat:
+    values = {
+        "worker_id": worker_id,
+        "state": state,
+        "lease_seconds": lease_seconds,
+        "running": list(running),
+    }
     row = await (await connection.execute(SQL["beat"], values)).fetchone()
     return Beat(is_alive=False) if row is None else Beat(True, *row)
 

@@ -205,6 +205,8 @@ async def settle(
     flow_ids = {each.node[0] for each in (*completed, *failures) if each.node is not None}
     await connection.execute(SQL["lock"], {"ids": list(flow_ids)})
     ended = await _complete(connection, completed) if completed else set[str]()
+    # What did not count as returned, and is still ours, was asked to stop.
+    failures = [*failures, *(tasks.stopped(each) for each in completed if each.id not in ended)]
     again = await _fail(connection, failures) if failures else {}
     events: list[Event] = [
         Ended(*outcome.node, COMPLETED)

@@ -12,10 +12,11 @@ from horsies.codec.values import ArgumentError
 from horsies.results import Err
 from horsies.scheduler.rows import ScheduleErrorCode, ScheduleResult
 from horsies.status import TASK_TERMINAL_STATES
-from horsies.storage import dashboard, operations, steering
+from horsies.storage import cancelling, dashboard, operations, steering
 from horsies.storage.dashboard import Wanted
 from horsies.storage.database import Connection
 from horsies.storage.ids import new_ids
+from horsies.storage.monitor import Filter
 from horsies.storage.operations import Failed
 from horsies.web.desk import Desk
 from horsies.web.inputs import Bulk, Names
@@ -48,6 +49,26 @@ class Actions:
             done = await _in_batches(lambda: operations.requeue(connection, which))
             await _note(connection, viewer, "requeue", str(which), done)
             return Done(done, found)
+
+        return await self._desk.act(work)
+
+    async def cancel(self, viewer: str, bulk: Bulk) -> Done:
+        """End tasks that wait, and ask those that run to stop."""
+        names = _chosen(bulk)
+        if names.status in TASK_TERMINAL_STATES:
+            raise Refusal(400, f"Tasks that are {names.status} cannot be cancelled: they have ended.")
+        wanted = Wanted(names.status, names.queue, names.name)
+
+        async def work(connection: Connection) -> Done:
+            found = await dashboard.count_live(connection, bulk.ids, wanted)
+            if bulk.dry_run:
+                return Done(0, found)
+            if bulk.ids is not None:
+                told = await cancelling.cancel(connection, bulk.ids, actor=actor(viewer))
+                return Done(sum(each.cancelled for each in told), found)
+            which = Filter(names.status, names.queue, names.name)
+            batches = cancelling.cancel_all(connection, which, actor=actor(viewer))
+            return Done(sum([count async for count in batches]), found)
 
         return await self._desk.act(work)
 

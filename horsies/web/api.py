@@ -42,8 +42,10 @@ CALLS = (
     Call("GET", "/api/health", "health", "What the doctor found"),
     Call("GET", "/api/actions", "acts", "What operators did last", ("limit",)),
     Call("POST", "/api/tasks/retry", "retry_tasks", "Send failed tasks through once more", (), Bulk),
+    Call("POST", "/api/tasks/cancel", "cancel_tasks", "End tasks, or ask them to stop", (), Bulk),
     Call("POST", "/api/tasks/delete", "delete_tasks", "Delete records of finished tasks", (), Bulk),
     Call("POST", "/api/tasks/{task_id}/retry", "retry_task", "Send a failed task through once more"),
+    Call("POST", "/api/tasks/{task_id}/cancel", "cancel_task", "End a task, or ask it to stop if it runs"),
     Call("POST", "/api/tasks/{task_id}/delete", "delete_task", "Delete the record of a finished task"),
     Call("POST", "/api/tasks/{task_id}/resend", "resend_task", "Send a task like it", (), NewArguments),
     Call("POST", "/api/queues/pause", "pause_queue", "Stop claiming from a queue, or all", (), OfQueue),
@@ -104,6 +106,8 @@ class Api:
                 **found.detail._asdict(),
                 "attempts": plain(found.attempts),
                 "reasons": found.reasons,
+                "progress": None if found.progress is None else found.progress._asdict(),
+                "logs": plain(found.logs),
             }
         )
 
@@ -151,6 +155,9 @@ class Api:
     async def retry_tasks(self, request: Request) -> Response:
         return _done(await self._actions.retry(viewer(request), await inputs.body(request, Bulk)))
 
+    async def cancel_tasks(self, request: Request) -> Response:
+        return _done(await self._actions.cancel(viewer(request), await inputs.body(request, Bulk)))
+
     async def delete_tasks(self, request: Request) -> Response:
         return _done(await self._actions.delete(viewer(request), await inputs.body(request, Bulk)))
 
@@ -158,6 +165,12 @@ class Api:
         task_id = inputs.task_id_of(request)
         done = await self._actions.retry(viewer(request), Bulk(ids=[task_id]))
         await self._refuse_if_nothing(done, task_id, "The task is not FAILED any more, or belongs to a workflow.")
+        return _done(done)
+
+    async def cancel_task(self, request: Request) -> Response:
+        task_id = inputs.task_id_of(request)
+        done = await self._actions.cancel(viewer(request), Bulk(ids=[task_id]))
+        await self._refuse_if_nothing(done, task_id, "The task has ended.")
         return _done(done)
 
     async def delete_task(self, request: Request) -> Response:

@@ -84,6 +84,8 @@ class Pages:
             "detail": found.detail,
             "attempts": found.attempts,
             "reasons": found.reasons,
+            "progress": found.progress,
+            "logs": found.logs,
             "traceback": traceback_of(found.detail.result),
             "shown": SHOWN,
         }

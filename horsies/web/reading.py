@@ -15,7 +15,7 @@ from horsies.schedule.definition import Unreadable, read
 from horsies.schedule.model import TaskSchedule
 from horsies.schedule.patterns import describe
 from horsies.schedule.slots import NeverAgain, upcoming, zone_of
-from horsies.storage import dashboard, doctor, operations, schedules
+from horsies.storage import dashboard, doctor, notes, operations, schedules
 from horsies.storage.dashboard import (
     Act,
     Attempt,
@@ -35,6 +35,7 @@ from horsies.storage.dashboard import (
 )
 from horsies.storage.database import Connection
 from horsies.storage.doctor import Finding
+from horsies.storage.notes import TaskLogLine, TaskProgress
 from horsies.storage.why import why
 from horsies.web.desk import Desk
 from horsies.web.series import RANGES, SLOT, Point, Range, points
@@ -43,6 +44,8 @@ from horsies.web.series import RANGES, SLOT, Point, Range, points
 SOON, SELDOM, RARELY = 1.0, 10.0, 30.0
 BUSIEST = 12
 UPCOMING = 5
+# So many lines of a task's log a page shows, the last ones.
+LINES = 1_000
 # What has just ended may not be committed yet, so the latest slots are read again.
 SETTLING = timedelta(seconds=15)
 KEPT = timedelta(minutes=6)
@@ -78,6 +81,8 @@ class FullTask(NamedTuple):
     detail: TaskDetail
     attempts: list[Attempt]
     reasons: list[str]
+    progress: TaskProgress | None
+    logs: list[TaskLogLine]
 
 
 class Schedule(NamedTuple):
@@ -178,7 +183,10 @@ class Reading:
             earlier = await dashboard.attempts(connection, task_id)
             task, detail = found
             reasons = await why(connection, task_id) if task.terminal_at is None else None
-            return FullTask(task, detail, [*_last_attempt(task, detail), *earlier], reasons or [])
+            progress = await notes.progress(connection, task_id)
+            logs = await notes.log_lines(connection, task_id)
+            attempts = [*_last_attempt(task, detail), *earlier]
+            return FullTask(task, detail, attempts, reasons or [], progress, logs[-LINES:])
 
         return await self._desk.read(("task", task_id), SOON, ask)
 

@@ -13,6 +13,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -25,6 +26,7 @@ from horsies.worker import last_will, wire
 from horsies.worker.concurrent import LoopServer, ThreadServer
 from horsies.worker.execution import execute
 from horsies.worker.outlet import Outlet
+from horsies.worker.reporting import Run
 from horsies.worker.settings import ChildKind, ChildSettings
 from horsies.worker.system import RECALL, die_with_parent, memory_mb, name_process
 
@@ -69,11 +71,14 @@ class SerialServer:
         signal.signal(RECALL, self._recall)
         while self._queue or self._receive():
             while self._queue and not self._outlet.is_closed:
+                if self._recalled:  # while it was busy with the pipe
+                    self._give_back()
+                    continue
                 call = self._queue.popleft()
-                if time.monotonic() > call.valid_until:
+                if time.monotonic() > call.valid_until or call.ticket in self._outlet.cancelled:
                     self._send(wire.Returned([call.ticket]))
                     continue
-                self._send(execute(self._app, call))
+                self._send(execute(self._app, call, self._run_of(call)))
                 if self._outlet.is_leaving:
                     break
             if self._outlet.is_leaving or self._outlet.is_closed:
@@ -81,6 +86,19 @@ class SerialServer:
         while self._receive():
             pass  # a living worker knows that it wrote this in vain
         return list(self._queue)
+
+    def _run_of(self, call: wire.Call) -> Run:
+        return Run(call.ticket, self._say, lambda: call.ticket in self._outlet.cancelled)
+
+    def _say(self, message: wire.Progress | wire.Logged) -> bool:
+        """Pass on what a task says. Not in the middle of a message, where a handler of its own signals may say it."""
+        if threading.current_thread() is not threading.main_thread():
+            self._outlet.send(message)
+            return True
+        if self._busy_with_pipe:
+            return False
+        self._send(message)
+        return True
 
     def _receive(self) -> bool:
         """Wait for calls; False when the worker has closed the pipe."""
@@ -98,7 +116,7 @@ class SerialServer:
             self._give_back()
 
     def _recall(self, _number: int, _frame: FrameType | None) -> None:
-        """The worker wants back what has not been begun. Not in the middle of a message, though."""
+        """The worker wants back what has not been begun, or has what runs stop. Not in the middle of a message, though."""
         self._recalled = True
         if not self._busy_with_pipe:
             self._give_back()

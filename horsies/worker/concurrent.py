@@ -22,6 +22,7 @@ from horsies.registry import TaskRegistry
 from horsies.worker import wire
 from horsies.worker.execution import execute, execute_async
 from horsies.worker.outlet import Outlet
+from horsies.worker.reporting import Run
 from horsies.worker.settings import ChildSettings
 
 # A loop that does not answer for so long is blocked, and its tasks are told late of everything.
@@ -35,6 +36,17 @@ def _or_die() -> Generator[None]:
     except BaseException:  # noqa: BLE001  whatever it is, this process is of no use any more
         traceback.print_exc()
         os._exit(1)
+
+
+def run_of(call: wire.Call, outlet: Outlet) -> Run:
+    """A run that says what it has to say over the pipe, from whichever thread."""
+
+    def say(message: wire.Progress | wire.Logged) -> bool:
+        with _or_die():
+            outlet.send(message)
+        return True
+
+    return Run(call.ticket, say, lambda: call.ticket in outlet.cancelled)
 
 
 class ThreadServer:
@@ -54,16 +66,17 @@ class ThreadServer:
 
     def _run(self, call: wire.Call) -> None:
         with _or_die():
-            if time.monotonic() > call.valid_until:
+            if time.monotonic() > call.valid_until or call.ticket in self._outlet.cancelled:
                 self._outlet.send(wire.Returned([call.ticket]))
                 return
             if call.timeout_ms is not None:
                 self._outlet.send(wire.Begun(call.ticket))
-            self._outlet.send(execute(self._app, call))
+            self._outlet.send(execute(self._app, call, run_of(call, self._outlet)))
 
 
 class LoopServer:
-    """Runs calls as tasks of one event loop, cancels those that pass their limit, and tells who blocks the others."""
+    """Runs calls as tasks of one event loop, cancels those that are to stop or pass their limit, and tells who blocks the
+    others."""
 
     def __init__(self, outlet: Outlet, app: TaskRegistry, _settings: ChildSettings) -> None:
         self._outlet = outlet
@@ -71,6 +84,7 @@ class LoopServer:
         self._call: ContextVar[wire.Call] = ContextVar("call")
         self._call_of: WeakKeyDictionary[asyncio.Task[Any], wire.Call] = WeakKeyDictionary()
         self._running: set[asyncio.Task[None]] = set()
+        self._begun: dict[int, asyncio.Task[Any]] = {}  # by ticket, and not asked to stop
         self._busy = threading.Event()
 
     def serve(self) -> list[wire.Call]:
@@ -92,6 +106,8 @@ class LoopServer:
         if calls is None:
             asyncio.get_running_loop().remove_reader(self._outlet.sock)
             closed.set_result(None)
+        for ticket in self._outlet.cancelled & self._begun.keys():
+            self._begun.pop(ticket).cancel()
         for call in calls or ():
             self._call.set(call)  # the new task gets a copy of this context
             task = asyncio.get_running_loop().create_task(self._run(call), name=call.task_name)
@@ -105,15 +121,16 @@ class LoopServer:
             self._busy.clear()
 
     async def _run(self, call: wire.Call) -> None:
-        if time.monotonic() > call.valid_until:
+        if time.monotonic() > call.valid_until or call.ticket in self._outlet.cancelled:
             self._send(wire.Returned([call.ticket]))
             return
-        if call.timeout_ms is None:
-            self._send(await execute_async(self._app, call))
-            return
-        self._send(wire.Begun(call.ticket))
         task = asyncio.current_task()
         assert task is not None
+        self._begun[call.ticket] = task
+        if call.timeout_ms is None:
+            self._send(await self._execute(call))
+            return
+        self._send(wire.Begun(call.ticket))
         late: list[bool] = []
 
         def cancel() -> None:
@@ -121,9 +138,14 @@ class LoopServer:
             task.cancel()
 
         alarm = asyncio.get_running_loop().call_later(call.timeout_ms / 1000, cancel)
-        outcome = await execute_async(self._app, call)
+        outcome = await self._execute(call)
         alarm.cancel()
         self._send(wire.TimedOut(call.ticket) if late else outcome)
+
+    async def _execute(self, call: wire.Call) -> wire.Outcome:
+        outcome = await execute_async(self._app, call, run_of(call, self._outlet))
+        self._begun.pop(call.ticket, None)
+        return outcome
 
     def _send(self, message: wire.Message) -> None:
         if self._outlet.is_closed:

@@ -21,9 +21,9 @@ from horsies.config import CustomQueueConfig
 from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import OutcomeCode, WorkerState
-from horsies.storage import steering, steps, tasks, workers, workflows
+from horsies.storage import cancelling, steering, steps, tasks, workers, workflows
 from horsies.storage.database import TRANSIENT, Connection, answering
-from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start
+from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Room, Start, stopped
 from horsies.worker.attention import Attention
 from horsies.worker.capacity import FULL_SECONDS, Capacity, Limits
 from horsies.worker.claim import Caps, Claimer, Owner
@@ -120,6 +120,21 @@ class Engine:
         logger.warning("task %s (%s) ran past its limit of %d ms", task.id, task.task_name, limit_ms)
         self.settler.timed_out(task, limit_ms)
         self._over(task)
+
+    def cancelled(self, task: Claimed) -> None:
+        logger.info("task %s (%s) was cancelled", task.id, task.task_name)
+        self.settler.cancelled(task)
+        self._over(task)
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Of the tasks that run here, these are to stop, and no others."""
+        for pool in self._capacity.pools:
+            pool.cancel(ids)
+
+    @property
+    def running(self) -> list[str]:
+        """The tasks that run here, or are about to."""
+        return [task.id for task in self._capacity.running]
 
     def _over(self, task: Claimed) -> None:
         """A task has left its child, yet counts as in flight until that is written."""
@@ -355,7 +370,8 @@ class Engine:
             self._refresh_at = now + REFRESH_SECONDS
             await tasks.refresh(connection)
         if ended < len(completed):
-            await self._count_stale(connection, [task.id for task in completed])
+            # Some were asked to stop, or are not ours any more: the next round ends the former and counts the latter.
+            self.settler.failed += [stopped(task) for task in completed]
 
     async def _exchange(
         self, connection: Connection, completed: list[Completed], ask: Ask
@@ -479,6 +495,7 @@ class Engine:
             self._doubtful = await workers.living(connection, self._doubtful)
             self._doubt_at = time.monotonic() + DOUBT_SECONDS
         await tasks.release(connection, self.owner.worker_id, held)
+        await cancelling.end_unheld(connection, self.owner.worker_id, held)
         self._unsure = False
 
     async def _rest(self, connection: Connection) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -14,8 +15,11 @@ import msgspec
 from horsies.codec import ArgumentError, decode_result, describe_exception, encode_result
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.results import TaskError, TaskResult
+from horsies.running import CurrentTask, Snooze, begin, end
 from horsies.status import BUILTIN_CODE_REGISTRY, OperationalErrorCode
+from horsies.storage.tasks import CANCELLED, CANCELLED_CODE
 from horsies.worker.building import build_part
+from horsies.worker.reporting import Run, listen
 from horsies.worker.wire import Call, Outcome
 from horsies.workflow.context import arguments
 from horsies.workflow.rows import BUILD
@@ -25,26 +29,31 @@ MESSAGE_LIMIT = 1_000
 MAX_RESULT = 128 * 1_048_576
 
 
-def execute(registry: TaskRegistry, call: Call) -> Outcome:
+def execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end; an async task that was sent as a plain one gets a loop of its own."""
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
         return conclude(registry, call, None, problem, started)
+    token = begin(_current(call, run))
     try:
         returned = task.definition.fn(**kwargs)
         result = asyncio.run(returned) if task.definition.is_async else returned
     except BaseException as error:  # noqa: BLE001  the task's own failure, SystemExit and all, is its outcome
         return raised(registry, call, task, error, started)
+    finally:
+        end(token)
+        run.end()
     return conclude(registry, call, task, result, started)
 
 
-async def execute_async(registry: TaskRegistry, call: Call) -> Outcome:
+async def execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end beside others; a plain task that was sent as an async one gets a thread."""
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
         return conclude(registry, call, None, problem, started)
+    token = begin(_current(call, run))
     try:
         if task.definition.is_async:
             result = await task.definition.fn(**kwargs)
@@ -52,7 +61,20 @@ async def execute_async(registry: TaskRegistry, call: Call) -> Outcome:
             result = await asyncio.to_thread(task.definition.fn, **kwargs)
     except BaseException as error:  # noqa: BLE001  the task's own failure, a cancellation and all, is its outcome
         return raised(registry, call, task, error, started)
+    finally:
+        end(token)
+        run.end()
     return conclude(registry, call, task, result, started)
+
+
+def _current(call: Call, run: Run) -> CurrentTask:
+    """What the code of a call sees of itself."""
+    listen()
+    limit = call.timeout_ms
+    deadline = None if limit is None else datetime.now(UTC) + timedelta(milliseconds=limit)
+    return CurrentTask(
+        call.task_id, call.task_name, call.attempt, call.max_retries, call.queue_name, deadline, run
+    )
 
 
 def prepare(
@@ -103,6 +125,11 @@ def raised(
     registry: TaskRegistry, call: Call, task: AnyTask, error: BaseException, started: float
 ) -> Outcome:
     """The outcome of a run that raised. A class counts for itself in a mapper, not for its subclasses."""
+    if isinstance(error, Snooze):
+        seconds = time.perf_counter() - started
+        return Outcome(
+            call.ticket, False, CANCELLED, seconds, CANCELLED_CODE, str(error), snooze_seconds=error.seconds
+        )
     definition, config = task.definition, registry.config
     mapped = (definition.exception_mapper or {}).get(type(error)) or config.exception_mapper.get(type(error))
     code = mapped or definition.default_unhandled_error_code or config.default_unhandled_error_code

@@ -27,7 +27,8 @@ logger = logging.getLogger("horsies.worker")
 class Heartbeat:
     """Renews the lease of whoever owns now; tells until when it holds at least, on our own clock.
 
-    `suspended` is told which queues are, and `disowned` is awaited when that owner has been declared dead.
+    `suspended` is told which queues are, `cancelled` which of the tasks `running` are to stop, and `disowned` is awaited
+    when that owner has been declared dead.
     """
 
     def __init__(
@@ -39,6 +40,8 @@ class Heartbeat:
         state: Callable[[], str],
         renewed: Callable[[float], None],
         suspended: Callable[[Sequence[str]], None],
+        running: Callable[[], Sequence[str]],
+        cancelled: Callable[[Sequence[str]], None],
         disowned: Callable[[Connection], Awaitable[None]],
     ) -> None:
         self._postgres = postgres
@@ -52,6 +55,8 @@ class Heartbeat:
         self._state = state
         self._renewed = renewed
         self._suspended = suspended
+        self._running = running
+        self._cancelled = cancelled
         self._hurry = asyncio.Event()
         self.leads = False  # whether we clean up for all
         self._disowned = disowned
@@ -86,12 +91,15 @@ class Heartbeat:
         owner = self._owner()
         asked_at = time.monotonic()
         with answering(connection, owner.lease_seconds / 2):  # so that another try still comes in time
-            answer = await workers.beat(connection, owner.worker_id, self._state(), owner.lease_seconds)
+            answer = await workers.beat(
+                connection, owner.worker_id, self._state(), owner.lease_seconds, self._running()
+            )
         if not answer.is_alive:
             await self._disowned(connection)
             return
         self._renewed(asked_at + owner.lease_seconds)
         self._suspended(answer.suspended)
+        self._cancelled(answer.cancelled)
         self.leads = answer.leads
         if not self._was_present(owner.lease_seconds) or not answer.leads:
             return

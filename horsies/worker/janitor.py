@@ -1,7 +1,7 @@
 """Keep house, in the background: let go of what is old, and count what has ended.
 
-Finished tasks and workflows, results, attempts, keys, snapshots and heartbeats go when their time is over. Only the leading
-worker does it, in small batches with a pause as long as each batch took, so that claims hardly notice.
+Finished tasks and workflows with all that is kept of them, keys, snapshots and heartbeats go when their time is over. Only the
+leading worker does it, in small batches with a pause as long as each batch took, so that claims hardly notice.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def sweep(connection: Connection, config: RetentionConfig) -> int:
     if plan.results_before is not None:
         await _gently(retention.forget(connection, "results", plan.results_before, batch))
     if plan.records_before is not None:
-        for what in ("attempts", "keys", "actions", "workflows"):
+        for what in ("attempts", "progress", "logs", "keys", "actions", "workflows"):
             await _gently(retention.forget(connection, what, plan.records_before, batch))
     while await states.prune(connection, config):
         pass

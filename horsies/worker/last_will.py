@@ -51,6 +51,8 @@ async def _store(
 ) -> tuple[int, int]:
     async with asyncio.timeout(seconds), await connect_worker(postgres, "horsies-last-will") as connection:
         returned = await tasks.give_back(connection, [(call.task_id, call.claim_seq) for call in unbegun])
+        if returned < len(unbegun):
+            settler.failed += [tasks.stopped(_claimed(call)) for call in unbegun]
         return await _settle(connection, settler), returned
 
 

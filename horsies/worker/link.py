@@ -31,7 +31,9 @@ class Child:
     alarms: dict[int, asyncio.TimerHandle] = field(default_factory=dict[int, asyncio.TimerHandle])
     head_since: float = 0.0
     is_leaving: bool = False
+    stops: dict[int, asyncio.TimerHandle] = field(default_factory=dict[int, asyncio.TimerHandle])
     overdue: set[int] = field(default_factory=set[int])
+    stubborn: set[int] = field(default_factory=set[int])  # asked to stop, and did not
     blocked_by: int | None = None
     is_garbled: bool = False
     is_condemned: bool = False  # ended from here, with everything that it holds
@@ -45,16 +47,17 @@ class Child:
         """Let go of a call that the child speaks of."""
         if ticket not in self.calls:
             raise wire.Garbled(f"it was not sent the call {ticket}, or has answered for it")
-        if (alarm := self.alarms.pop(ticket, None)) is not None:
-            alarm.cancel()
+        for alarms in (self.alarms, self.stops):
+            if (alarm := alarms.pop(ticket, None)) is not None:
+                alarm.cancel()
         return self.calls.pop(ticket)
 
     def empty(self) -> dict[int, Claimed]:
         """Let go of all calls."""
-        for alarm in (*self.alarms.values(), self.recall_alarm):
+        for alarm in (*self.alarms.values(), *self.stops.values(), self.recall_alarm):
             if alarm is not None:
                 alarm.cancel()
-        calls, self.calls, self.alarms = self.calls, {}, {}
+        calls, self.calls, self.alarms, self.stops = self.calls, {}, {}, {}
         return calls
 
 

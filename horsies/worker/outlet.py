@@ -34,6 +34,7 @@ class Outlet:
         self._remembered = 0
         self.endings: deque[tuple[wire.Call, wire.Outcome]] = deque()
         self.heritage: PostgresConfig | None = None
+        self.cancelled: set[int] = set()  # calls that are to stop, as far as they are here
         self.is_leaving = self.is_closed = self._is_dismissed = False
 
     @property
@@ -61,6 +62,9 @@ class Outlet:
                         self.heritage = order.postgres
                     case wire.Dismissal():
                         self._is_dismissed = True
+                    case wire.Cancel():
+                        if order.ticket in self._calls:
+                            self.cancelled.add(order.ticket)
         return calls
 
     def send(self, message: wire.Message) -> None:
@@ -71,12 +75,12 @@ class Outlet:
             messages = [message]
             match message:
                 case wire.Outcome():
-                    self._remember(self._calls.pop(message.ticket), message)
+                    self._remember(self._let_go(message.ticket), message)
                 case wire.TimedOut():
-                    del self._calls[message.ticket]
+                    self._let_go(message.ticket)
                 case wire.Returned():
                     for ticket in message.tickets:
-                        del self._calls[ticket]
+                        self._let_go(ticket)
                 case _:
                     pass
             if isinstance(message, wire.Outcome | wire.TimedOut) and self._has_done_enough():
@@ -85,6 +89,10 @@ class Outlet:
                 self.sock.sendall(wire.frame(messages))
             except (BrokenPipeError, ConnectionResetError):
                 self.is_closed = True
+
+    def _let_go(self, ticket: int) -> wire.Call:
+        self.cancelled.discard(ticket)
+        return self._calls.pop(ticket)
 
     def _remember(self, call: wire.Call, outcome: wire.Outcome) -> None:
         self.endings.append((call, outcome))

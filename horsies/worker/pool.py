@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -42,6 +42,8 @@ class Hooks:
     ended: Callable[[Claimed, wire.Outcome], None]
     crashed: Callable[[Claimed, str], None]
     timed_out: Callable[[Claimed, int], None]
+    cancelled: Callable[[Claimed], None]
+    said: Callable[[Claimed, wire.Progress | wire.Logged], None]
     came_free: Callable[[], None]
     let_go: Callable[[], None]  # of calls that had not begun
 
@@ -63,12 +65,19 @@ class ChildPool:
     """Runs calls in children. Give each call to a child that has room, named by its pid."""
 
     def __init__(
-        self, shape: Shape, launcher: Launcher, hooks: Hooks, default_timeout_ms: int | None
+        self,
+        shape: Shape,
+        launcher: Launcher,
+        hooks: Hooks,
+        default_timeout_ms: int | None,
+        cancel_grace_seconds: float = 10.0,
     ) -> None:
         self.shape = shape
         self._launcher = launcher
         self._hooks = hooks
         self._default_timeout_ms = default_timeout_ms
+        self._cancel_grace_seconds = cancel_grace_seconds
+        self._asked: frozenset[str] = frozenset()  # tasks that are to stop
         self._children: dict[int, Child] = {}
         self._spares: deque[Child] = deque()
         self._starting: set[Child] = set()
@@ -184,6 +193,39 @@ class ChildPool:
             self._send(self._children[pid], batch)
         self._house()
 
+    def cancel(self, ids: Iterable[str]) -> None:
+        """These tasks, and no others, are to stop: what has not begun does not, and what runs is told."""
+        self._asked = frozenset(ids)
+        if not self._asked:
+            return
+        waiting = list(self._homeless)
+        self._homeless = deque(call for call in waiting if not self._is_over(call))
+        self.load -= len(waiting) - len(self._homeless)
+        for child in (*self._children.values(), *self._leaving):
+            for ticket, call in child.calls.items():
+                if call.id in self._asked and ticket not in child.stops:
+                    self._stop(child, ticket)
+
+    def _is_over(self, call: Claimed) -> bool:
+        """Whether a call that has not begun is not to begin at all; that is told."""
+        if call.id in self._asked:
+            self._hooks.cancelled(call)
+        return call.id in self._asked
+
+    def _stop(self, child: Child, ticket: int) -> None:
+        """Have a call stop. One that waits in a serial child comes back; one that runs on too long is ended."""
+        child.transport.write(wire.frame([wire.Cancel(ticket)]))
+        if child.is_serial:
+            recall(child.pid)
+            if ticket != next(iter(child.calls)):
+                return
+        loop = asyncio.get_running_loop()
+        child.stops[ticket] = loop.call_later(self._cancel_grace_seconds, self._end_stubborn, child, ticket)
+
+    def _end_stubborn(self, child: Child, ticket: int) -> None:
+        child.stubborn.add(ticket)
+        kill_group(child.pid)
+
     def entrust(self, postgres: PostgresConfig) -> None:
         """Tell the children where to store what they have done, should we die."""
         self._heritage = wire.Heritage(postgres)
@@ -235,6 +277,8 @@ class ChildPool:
         if limit_ms is not None:
             grace = CANCEL_GRACE_SECONDS if self.shape.kind is ChildKind.ASYNC else TIMEOUT_SLACK_SECONDS
             child.alarms[ticket] = loop.call_later(limit_ms / 1000 + grace, self._overrun, child, ticket)
+        if child.calls[ticket].id in self._asked and ticket not in child.stops:
+            self._stop(child, ticket)
 
     def _overrun(self, child: Child, ticket: int) -> None:
         child.overdue.add(ticket)
@@ -273,6 +317,10 @@ class ChildPool:
                 self._greet(child, message)
             case wire.Leaving():
                 self._retire(child)
+            case wire.Progress() | wire.Logged():
+                # One that comes late is of a thread that has outlived its task.
+                if (call := child.calls.get(message.ticket)) is not None:
+                    self._hooks.said(call, message)
 
     def _ended(self, child: Child, outcome: wire.Outcome) -> None:
         self._hooks.ended(self._let_go(child, outcome.ticket), outcome)
@@ -302,7 +350,9 @@ class ChildPool:
             self.load -= len(calls)
             self._hooks.let_go()
             return
-        self._homeless.extendleft(reversed(calls))
+        left = [call for call in calls if not self._is_over(call)]
+        self.load -= len(calls) - len(left)
+        self._homeless.extendleft(reversed(left))
         self._house()
 
     def _note_blocked(self, child: Child, blocked: wire.Blocked) -> None:
@@ -409,7 +459,9 @@ class ChildPool:
         untouched = list(lost.values())[1:] if child.is_serial else []
         for ticket, call in list(lost.items())[: len(lost) - len(untouched)]:
             self.load -= 1
-            if ticket in child.overdue:
+            if call.id in self._asked:
+                self._hooks.cancelled(call)
+            elif ticket in child.overdue:
                 self._hooks.timed_out(call, self._limit_ms(call) or 0)
             else:
                 self._hooks.crashed(call, why)
@@ -475,6 +527,8 @@ def _blame(child: Child, how: str) -> str:
 
     if culprits := named(child.overdue):
         return f"its process was ended because {culprits} ran past its limit and did not yield"
+    if culprits := named(child.stubborn):
+        return f"its process was ended because {culprits} was cancelled and did not stop"
     if culprit := named(set() if child.blocked_by is None else {child.blocked_by}):
         return f"{how} while {culprit} blocked its event loop"
     return how
@@ -496,4 +550,5 @@ def _call(ticket: int, claimed: Claimed, limit_ms: int | None, valid_until: floa
         claimed.task_options,
         claimed.node,
         claimed.inputs,
+        claimed.earlier_attempts,
     )

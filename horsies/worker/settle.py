@@ -19,7 +19,7 @@ from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.retry import RetryPolicy, retry_delay
 from horsies.status import BuiltInTaskCode, OperationalErrorCode, OutcomeCode
-from horsies.storage.tasks import Claimed, Completed, Failure
+from horsies.storage.tasks import Claimed, Completed, Failure, stopped
 from horsies.worker.wire import Outcome
 
 logger = logging.getLogger("horsies.settle")
@@ -45,14 +45,8 @@ class Settler:
         if outcome.ok:
             self.completed.append(Completed(task.id, task.claim_seq, outcome.result, task.node))
             return
-        policy = self.policy_of(task)
-        delay = retry_delay(
-            policy,
-            outcome.error_code,
-            unmapped_exception=outcome.unmapped_exception,
-            retry_count=task.retry_count,
-            random=random(),
-        )
+        is_snoozed = outcome.snooze_seconds is not None
+        delay = outcome.snooze_seconds if is_snoozed else self._retry_delay(task, outcome)
         self.failed.append(
             Failure(
                 task.id,
@@ -63,8 +57,22 @@ class Settler:
                 None,
                 delay,
                 node=task.node,
+                snoozed=is_snoozed,
             )
         )
+
+    def _retry_delay(self, task: Claimed, outcome: Outcome) -> float | None:
+        return retry_delay(
+            self.policy_of(task),
+            outcome.error_code,
+            unmapped_exception=outcome.unmapped_exception,
+            retry_count=task.retry_count,
+            random=random(),
+        )
+
+    def cancelled(self, task: Claimed) -> None:
+        """A task that was asked to stop runs no more, or was not begun."""
+        self.failed.append(stopped(task))
 
     def timed_out(self, task: Claimed, limit_ms: int) -> None:
         """A task ran past its limit and its child was killed."""

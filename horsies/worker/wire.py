@@ -43,6 +43,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag=0):
     task_options: str | None
     node: tuple[str, int] | None = None
     inputs: str | None = None
+    earlier_attempts: int = 0
 
 
 class Heritage(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -53,6 +54,12 @@ class Heritage(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 class Dismissal(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """The worker has everything that it wants of this child, and closes the pipe."""
+
+
+class Cancel(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """A call is to stop."""
+
+    ticket: int
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=0):
@@ -73,6 +80,7 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True, tag=1):
     error_code: str | None = None
     message: str | None = None
     unmapped_exception: bool = False
+    snooze_seconds: float | None = None  # it is to be run again, and this run counts for nothing
 
 
 class Returned(msgspec.Struct, array_like=True, frozen=True, tag=2):
@@ -104,8 +112,35 @@ class Leaving(msgspec.Struct, array_like=True, frozen=True, tag=6):
     """The child has done its share: send it nothing more, and close the pipe when nothing runs in it."""
 
 
-Order: TypeAlias = Call | Heritage | Dismissal
-Message: TypeAlias = Hello | Outcome | Returned | Begun | TimedOut | Blocked | Leaving
+class Progress(msgspec.Struct, array_like=True, frozen=True, tag=7):
+    """How far a call is, as its code says, and when it said so."""
+
+    ticket: int
+    done: float
+    total: float | None
+    message: str
+    at: float
+
+
+class LogLine(msgspec.Struct, array_like=True, frozen=True):
+    """A line that the code of a call has logged; they are numbered from 0 on."""
+
+    seq: int
+    at: float
+    level: str
+    logger: str
+    message: str
+
+
+class Logged(msgspec.Struct, array_like=True, frozen=True, tag=8):
+    """What the code of a call has logged since it was last told."""
+
+    ticket: int
+    lines: list[LogLine]
+
+
+Order: TypeAlias = Call | Heritage | Dismissal | Cancel
+Message: TypeAlias = Hello | Outcome | Returned | Begun | TimedOut | Blocked | Leaving | Progress | Logged
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_orders = msgspec.msgpack.Decoder(list[Order]).decode

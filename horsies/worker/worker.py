@@ -37,6 +37,7 @@ from horsies.worker.engine import Engine
 from horsies.worker.heartbeat import Heartbeat
 from horsies.worker.janitor import Janitor
 from horsies.worker.launch import Launcher, SpawnLauncher, TemplateLauncher
+from horsies.worker.notebook import Notebook
 from horsies.worker.pool import ChildPool, Hooks, Shape
 from horsies.worker.settings import ChildKind, ChildSettings
 from horsies.worker.snapshot import Activity, Meter, Snapshots, setup_of
@@ -70,16 +71,25 @@ class Worker:
         self._draining = asyncio.Event()
         self._meter = Meter()
         self._scheduler = Scheduler(app) if config.with_scheduler else None
+        self._notebook = Notebook()
         hooks = Hooks(
             ended=lambda task, outcome: self._engine.ended(task, outcome),
             crashed=lambda task, how: self._engine.crashed(task, how),
             timed_out=lambda task, limit_ms: self._engine.timed_out(task, limit_ms),
+            cancelled=lambda task: self._engine.cancelled(task),
+            said=self._notebook.said,
             came_free=lambda: self._engine.came_free(),
             let_go=lambda: self._engine.recount(),
         )
         self._launcher = self._new_launcher()
         self._pools = [
-            ChildPool(shape, self._launcher, hooks, app.config.default_task_timeout_ms)
+            ChildPool(
+                shape,
+                self._launcher,
+                hooks,
+                app.config.default_task_timeout_ms,
+                app.config.cancel_grace_ms / 1000,
+            )
             for shape in self._shapes()
         ]
         self._engine = Engine(app, self._limits(), self._new_owner(), self._queues, self._pools)
@@ -174,14 +184,14 @@ class Worker:
             lambda: self._engine.state,
             self._renewed,
             self._engine.suspend,
+            lambda: self._engine.running,
+            self._engine.cancel,
             self._disowned,
         )
         listener = Listener(
             postgres,
             [CONTROL, *(queue_channel(queue.name) for queue in self._queues)],
-            on_notify=lambda channel, _payload: (
-                heartbeat.beat_now() if channel == CONTROL else self._engine.look_again()
-            ),
+            on_notify=lambda channel, payload: self._heard(channel, payload, heartbeat),
             on_connected=self._engine.look_again,
         )
         listener.start()
@@ -193,7 +203,8 @@ class Worker:
         noting = asyncio.create_task(self._snapshots(postgres).run(), name="horsies-snapshots")
         janitor = Janitor(postgres, self._app.config.retention, lambda: heartbeat.leads)
         sweeping = asyncio.create_task(janitor.run(), name="horsies-janitor")
-        services = [helper, beating, noting, sweeping]
+        writing = asyncio.create_task(self._notebook.run(postgres), name="horsies-notebook")
+        services = [helper, beating, noting, sweeping, writing]
         if self._scheduler is not None:
             services.append(asyncio.create_task(self._scheduler.run(postgres), name="horsies-scheduler"))
         self._log_start()
@@ -207,6 +218,7 @@ class Worker:
             for task in services:
                 task.cancel()
             await asyncio.gather(*services, listener.close(), return_exceptions=True)
+            await self._notebook.close(postgres)
             await self._resign(postgres)
         for pool in self._pools:
             if pool.failed.done():
@@ -214,6 +226,13 @@ class Worker:
         for task in services:
             if not task.cancelled():
                 task.result()
+
+    def _heard(self, channel: str, payload: str, heartbeat: Heartbeat) -> None:
+        """There may be new work; or an operator has done something about all workers, or about one."""
+        if channel != CONTROL:
+            self._engine.look_again()
+        elif payload in ("", str(self._engine.owner.worker_id)):
+            heartbeat.beat_now()
 
     async def _over_connection(
         self, postgres: PostgresConfig, work: Callable[[Connection], Awaitable[None]]

@@ -153,6 +153,8 @@ async def _pool(
         ended=lambda _task, _outcome: seen.append("ended"),
         crashed=lambda _task, _how: seen.append("crashed"),
         timed_out=lambda _task, _limit: seen.append("timed out"),
+        cancelled=lambda _task: seen.append("cancelled"),
+        said=lambda _task, _word: None,
         came_free=lambda: None,
         let_go=lambda: seen.append("let go"),
     )

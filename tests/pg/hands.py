@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from horsies import PostgresConfig, RetentionConfig
-from horsies.storage import operations, states, tasks, workers
+from horsies.storage import cancelling, operations, states, tasks, workers, workflows
+from horsies.storage.cancelling import Cancellation
 from horsies.storage.database import connect_worker
 from horsies.storage.operations import Failed
 from horsies.storage.states import Pulse, Snapshot
@@ -125,6 +126,16 @@ class Hands:
         ]
         return self._run(tasks.fail(self._connection, failures))
 
+    def settle(self, claimed: Iterable[Claimed]) -> set[str]:
+        """End tasks that returned, as a child of a dead worker does; which counted as such."""
+        done = [Completed(task.id, task.claim_seq, OK, task.node) for task in claimed]
+
+        async def settle() -> set[str]:
+            async with self._connection.transaction():
+                return (await workflows.settle(self._connection, done, [])).completed
+
+        return self._run(settle())
+
     def start(self, claimed: Iterable[Claimed], pid: int = 4242) -> set[str]:
         starts = [Start(task.id, task.claim_seq, pid) for task in claimed]
         return self._run(tasks.start(self._connection, starts))
@@ -132,6 +143,9 @@ class Hands:
     def release(self, keep: Iterable[Claimed] = ()) -> int:
         held = [(task.id, task.claim_seq) for task in keep]
         return self._run(tasks.release(self._connection, self.worker_id, held))
+
+    def end_unheld(self) -> None:
+        self._run(cancelling.end_unheld(self._connection, self.worker_id, []))
 
     def give_back(self, claimed: Iterable[Claimed]) -> int:
         return self._run(tasks.give_back(self._connection, [(task.id, task.claim_seq) for task in claimed]))
@@ -161,8 +175,9 @@ class Hands:
         self._run(workers.register(self._connection, registration, definitions))
         self.wait(waiting)
 
-    def beat(self) -> Beat:
-        return self._run(workers.beat(self._connection, self.worker_id, "idle", LEASE_SECONDS))
+    def beat(self, running: Iterable[Claimed] = ()) -> Beat:
+        ids = [task.id for task in running]
+        return self._run(workers.beat(self._connection, self.worker_id, "idle", LEASE_SECONDS, ids))
 
     def reap(self, rules: Rules, settler: Settler) -> int:
         """Clean up after others; how many tasks were rescued."""
@@ -171,6 +186,10 @@ class Hands:
     def requeue(self, which: Failed = ANY_FAILED) -> int:
         """One batch of failed tasks, as an operator does it."""
         return self._run(operations.requeue(self._connection, which))
+
+    def cancel(self, *ids: str) -> list[Cancellation]:
+        """As an operator does it."""
+        return self._run(cancelling.cancel(self._connection, [UUID(each) for each in ids], actor="ann"))
 
     def suspend(self, queue_name: str) -> bool:
         return self._run(operations.suspend(self._connection, queue_name, "ann"))

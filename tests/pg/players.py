@@ -52,11 +52,18 @@ class Player:
         return self._run(lambda connection: steps.step(connection, done, [], self._ask(limit))).claimed
 
     def fail(self, claimed: list[Claimed], delay: float | None = None) -> None:
-        failures = [
-            Failure(each.id, each.claim_seq, ERR, "BROKEN", "it broke", None, delay, node=each.node)
-            for each in claimed
-        ]
+        self._settle(
+            [
+                Failure(each.id, each.claim_seq, ERR, "BROKEN", "it broke", None, delay, node=each.node)
+                for each in claimed
+            ]
+        )
 
+    def stop(self, claimed: list[Claimed]) -> None:
+        """End what was asked to stop."""
+        self._settle([tasks.stopped(each) for each in claimed])
+
+    def _settle(self, failures: list[Failure]) -> None:
         async def settle(connection: Any) -> None:
             async with connection.transaction():
                 await workflows.settle(connection, [], failures)

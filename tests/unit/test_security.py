@@ -26,6 +26,7 @@ from horsies import AppConfig, Horsies, RetryPolicy, TaskError, TaskResult
 from horsies.codec import decode_result
 from horsies.errors import HorsiesError
 from horsies.worker.execution import execute
+from horsies.worker.reporting import Run
 from horsies.worker.wire import Call
 
 class Cat(msgspec.Struct, tag=True):
@@ -97,7 +98,8 @@ def mutants(document):
                 yield json.dumps(whole["root"])
 
 def call(name, kwargs=None, args=None):
-    return execute(app, Call(1, "id", name, args, kwargs, "default", 1, 0, None, 0.0, 1, None))
+    call = Call(1, "id", name, args, kwargs, "default", 1, 0, None, 0.0, 1, None)
+    return execute(app, call, Run(1, lambda _: True, lambda: False))
 
 def policy(text):
     try:

@@ -211,7 +211,7 @@ SELECT id::text, task_name, status, queue_name, priority, earlier_attempts + ret
        max_retries, sent_at, enqueued_at, started_at, terminal_at, error_code, left(kwargs, 200), workflow_id::text,
        retry_count, next_retry_at, claimed_at, good_until, timeout_ms, tags, is_async, crash_count, unique_key,
        failed_reason, claimed_by_worker_id::text, worker_hostname, worker_pid, worker_process_name, claim_seq,
-       left(args, %(shown)s), length(args), left(kwargs, %(shown)s), length(kwargs), left(result, %(shown)s), length(result)
+       cancel_asked_at, left(args, %(shown)s), length(args), left(kwargs, %(shown)s), length(kwargs), left(result, %(shown)s), length(result)
   FROM horsies_tasks
  WHERE id = %(id)s
  ORDER BY live DESC
@@ -278,6 +278,14 @@ SELECT count(*) FROM horsies_tasks_history AS task
    AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
    AND (%(name)s::text IS NULL OR task_name = %(name)s)
    AND (%(code)s::text IS NULL OR error_code = %(code)s);
+
+-- name: count_live
+-- How many tasks that have not ended fit.
+SELECT count(*) FROM horsies_tasks_live AS task
+ WHERE cancel_asked_at IS NULL AND (%(ids)s::uuid[] IS NULL OR task.id = ANY (%(ids)s::uuid[]))
+   AND (%(status)s::text IS NULL OR status = %(status)s)
+   AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
+   AND (%(name)s::text IS NULL OR task_name = %(name)s);
 
 -- name: finished
 -- Which finished tasks fit, so many of them, and when each ended.

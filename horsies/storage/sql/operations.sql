@@ -63,7 +63,7 @@ WITH found AS (
     UPDATE horsies_tasks AS task
        SET live = true, status = 'PENDING', claim_seq = task.claim_seq + 1,
            earlier_attempts = task.earlier_attempts + task.retry_count + (task.started_at IS NOT NULL)::int,
-           retry_count = 0, crash_count = 0, enqueued_at = now(), next_retry_at = NULL,
+           retry_count = 0, crash_count = 0, enqueued_at = now(), unknown_since = NULL, next_retry_at = NULL,
            good_until = CASE WHEN task.good_until > now() THEN task.good_until END,
            claimed_by_worker_id = NULL, claimed_at = NULL, claim_expires_at = NULL, started_at = NULL,
            completed_at = NULL, failed_at = NULL, terminal_at = NULL, result = NULL, error_code = NULL, failed_reason = NULL

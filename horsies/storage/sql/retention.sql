@@ -28,6 +28,10 @@ WITH gone AS (
     RETURNING task.id
 ), attempts AS (
     DELETE FROM horsies_attempts AS attempt USING gone WHERE attempt.task_id = gone.id
+), progress AS (
+    DELETE FROM horsies_progress AS progress USING gone WHERE progress.task_id = gone.id
+), logs AS (
+    DELETE FROM horsies_task_logs AS line USING gone WHERE line.task_id = gone.id
 )
 SELECT id FROM gone;
 
@@ -52,6 +56,26 @@ DELETE FROM horsies_attempts AS attempt
          ORDER BY finished_at
          LIMIT %(batch)s) AS old
  WHERE attempt.task_id = old.task_id AND attempt.claim_seq = old.claim_seq;
+
+-- name: forget_progress
+-- What tasks that are gone have said of how far they were, one batch.
+DELETE FROM horsies_progress AS progress
+ USING (SELECT task_id FROM horsies_progress AS progress
+         WHERE at < %(before)s
+           AND NOT EXISTS (SELECT FROM horsies_tasks WHERE id = progress.task_id)
+         ORDER BY at
+         LIMIT %(batch)s) AS old
+ WHERE progress.task_id = old.task_id;
+
+-- name: forget_logs
+-- What tasks that are gone have logged, one batch.
+DELETE FROM horsies_task_logs AS line
+ USING (SELECT task_id, claim_seq, seq FROM horsies_task_logs AS line
+         WHERE at < %(before)s
+           AND NOT EXISTS (SELECT FROM horsies_tasks WHERE id = line.task_id)
+         ORDER BY at
+         LIMIT %(batch)s) AS old
+ WHERE line.task_id = old.task_id AND line.claim_seq = old.claim_seq AND line.seq = old.seq;
 
 -- name: forget_keys
 -- Idempotency keys of tasks that are gone, one batch.

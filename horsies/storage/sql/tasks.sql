@@ -75,7 +75,8 @@ SELECT pg_advisory_xact_lock(key)
 -- name: exchange
 -- The hot path in one round trip: end tasks that returned, and take the most urgent due ones instead.
 --
--- A task that is no longer ours is not ended: its result is dropped. Lines of tasks (those of one queue and kind) are
+-- A task that is no longer ours is not ended: its result is dropped. Nor is one that was asked to stop: `fail` does that.
+-- Lines of tasks (those of one queue and kind) are
 -- read in the order given, each up to its quota, from the key where the last claim ended, so that dead rows before it
 -- are not walked again. The first rows of each pool go straight to the children whose pids are given, the idle ones
 -- first, and are started here and now. The rest wait in the worker as CLAIMED, and so do tasks with an expiry that would
@@ -86,6 +87,7 @@ WITH ended AS (
        SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
       FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
      WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+       AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited
 ), told AS (
     SELECT count(*) AS ended, count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) AS notified FROM ended
@@ -135,11 +137,12 @@ WITH ended AS (
      WHERE task.id = placed.id
     RETURNING placed.turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
-              task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index
+              task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index,
+              task.earlier_attempts
 )
 SELECT 0 AS turn, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
        NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
-       NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer
+       NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer, NULL::smallint
   FROM told
 UNION ALL
 SELECT * FROM claimed
@@ -154,6 +157,7 @@ WITH ended AS (
        SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
       FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
      WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+       AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited
 ), told AS (
     SELECT count(*) AS ended, count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) AS notified FROM ended
@@ -238,7 +242,8 @@ WITH ended AS (
      WHERE task.id = placed.id
     RETURNING placed.turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
-              task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index
+              task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index,
+              task.earlier_attempts
 ), started AS MATERIALIZED (
     SELECT jsonb_object_agg(coalesce(queue_name, ''), tasks) AS of
       FROM (SELECT queue_name, count(*) AS tasks FROM claimed WHERE worker_pid IS NOT NULL
@@ -261,7 +266,7 @@ WITH ended AS (
 )
 SELECT 0 AS turn, NULL::uuid AS id, told.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
        NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
-       NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer
+       NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer, NULL::smallint
   FROM told CROSS JOIN woken
 UNION ALL
 SELECT * FROM claimed
@@ -282,44 +287,50 @@ RETURNING task.id;
 
 -- name: fail
 -- End attempts that failed. With a delay the task goes back to PENDING, unless it would be due too late; else, and
--- without one, it is FAILED. One that is missing from the answer is no longer ours.
+-- without one, it is FAILED. One that was asked to stop is CANCELLED, however it failed, and so is one whose `snooze` comes
+-- too late; what is `asked` is nothing but that. A snooze is no attempt. When a task has failed for good, the task that it
+-- names for that is sent. One that is missing from the answer is no longer ours.
 WITH outcome AS (
-    SELECT said.*, task.queue_name, task.started_at, task.retry_count, task.earlier_attempts, task.claimed_by_worker_id,
-           task.worker_hostname, task.worker_pid, task.worker_process_name,
+    SELECT said.*, task.task_name, task.queue_name, task.started_at, task.retry_count, task.earlier_attempts,
+           task.claimed_by_worker_id, task.worker_hostname, task.worker_pid, task.worker_process_name,
            now() + make_interval(secs => said.delay_seconds) AS due,
-           said.delay_seconds IS NOT NULL
-               AND (task.good_until IS NULL
-                    OR now() + make_interval(secs => said.delay_seconds) < task.good_until) AS again
+           said.delay_seconds IS NOT NULL AND task.cancel_asked_at IS NULL
+               AND (task.good_until IS NULL OR said.snoozed
+                    OR now() + make_interval(secs => said.delay_seconds) < task.good_until) AS again,
+           task.cancel_asked_at IS NOT NULL AS stopped
       FROM (SELECT DISTINCT ON (id, claim_seq) *
               FROM json_to_recordset(CAST(%(failures)s AS json)) AS said (
                        id uuid, claim_seq integer, result text, error_code text, error_message text,
-                       failed_reason text, delay_seconds double precision, crashed boolean)) AS said
+                       failed_reason text, delay_seconds double precision, crashed boolean, snoozed boolean,
+                       asked boolean, on_failure text)) AS said
       JOIN horsies_tasks_live AS task
         ON task.id = said.id AND task.claim_seq = said.claim_seq AND task.status = 'RUNNING'
+           AND (task.cancel_asked_at IS NOT NULL OR NOT said.asked)
        FOR UPDATE OF task
 ), kept AS (
     INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, error_code, error_message,
                                   failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
     SELECT id, claim_seq, earlier_attempts + retry_count + 1, 'FAILED', started_at, error_code, error_message,
            failed_reason, claimed_by_worker_id, worker_hostname, worker_pid, worker_process_name
-      FROM outcome WHERE again
+      FROM outcome WHERE again AND NOT snoozed
 ), ended AS (
     UPDATE horsies_tasks AS task
        SET live = again,
-           status = CASE WHEN again THEN 'PENDING' ELSE 'FAILED' END,
+           status = CASE WHEN again THEN 'PENDING' WHEN stopped OR snoozed THEN 'CANCELLED' ELSE 'FAILED' END,
            claim_seq = task.claim_seq + again::int,
            crash_count = task.crash_count + outcome.crashed::int,
-           retry_count = task.retry_count + again::int,
+           retry_count = task.retry_count + (again AND NOT snoozed)::int,
            enqueued_at = CASE WHEN again THEN outcome.due ELSE task.enqueued_at END,
+           unknown_since = NULL,
            next_retry_at = CASE WHEN again THEN outcome.due END,
            claimed_by_worker_id = CASE WHEN again THEN NULL ELSE task.claimed_by_worker_id END,
            claimed_at = CASE WHEN again THEN NULL ELSE task.claimed_at END,
            claim_expires_at = CASE WHEN again THEN NULL ELSE task.claim_expires_at END,
            started_at = CASE WHEN again THEN NULL ELSE task.started_at END,
-           result = CASE WHEN again THEN NULL ELSE outcome.result END,
-           error_code = CASE WHEN again THEN NULL ELSE outcome.error_code END,
-           failed_reason = CASE WHEN again THEN NULL ELSE outcome.failed_reason END,
-           failed_at = CASE WHEN again THEN NULL ELSE now() END,
+           result = CASE WHEN again THEN NULL WHEN stopped THEN %(cancelled)s ELSE outcome.result END,
+           error_code = CASE WHEN again THEN NULL WHEN stopped THEN 'TASK_CANCELLED' ELSE outcome.error_code END,
+           failed_reason = CASE WHEN NOT again AND NOT stopped THEN outcome.failed_reason END,
+           failed_at = CASE WHEN NOT again AND NOT stopped AND NOT snoozed THEN now() END,
            terminal_at = CASE WHEN again THEN NULL ELSE now() END
       FROM outcome
      WHERE task.live AND task.id = outcome.id
@@ -336,12 +347,13 @@ SELECT id, again, CASE WHEN awaited AND NOT again THEN pg_notify('task_done', id
 
 -- name: release
 -- Give back what this worker holds and has not started, or was never told that it holds: all but the tasks named. One
--- that it held once, and was given again by a reply that was lost, has another number by now and goes back, too.
+-- that it held once, and was given again by a reply that was lost, has another number by now and goes back, too. One that
+-- was asked to stop does not go back: see `unheld`.
 WITH freed AS (
     UPDATE horsies_tasks_live AS task
        SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
            claim_expires_at = NULL, started_at = NULL, worker_pid = NULL
-     WHERE task.claimed_by_worker_id = %(worker_id)s
+     WHERE task.claimed_by_worker_id = %(worker_id)s AND task.cancel_asked_at IS NULL
        AND (task.id, task.claim_seq) NOT IN (SELECT id, claim_seq FROM json_to_recordset(CAST(%(keep)s AS json))
                                                  AS held (id uuid, claim_seq integer))
     RETURNING task.id, task.queue_name
@@ -359,6 +371,7 @@ WITH freed AS (
            claim_expires_at = NULL, started_at = NULL, worker_pid = NULL
       FROM json_to_recordset(CAST(%(calls)s AS json)) AS call (id uuid, claim_seq integer)
      WHERE task.id = call.id AND task.claim_seq = call.claim_seq AND task.status = 'RUNNING'
+       AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.queue_name
 ), woken AS (
     SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))

@@ -45,8 +45,8 @@ SELECT set_config('lock_timeout', '500ms', true), horsies_prepare_history(7);
 
 -- name: beat
 -- Renew the lease. A late renewal revives it; no row in the answer means that the worker was declared dead. Tells
--- whether another worker's lease has run out, whether this one leads (the oldest whose lease holds cleans up for all), and
--- which queues are suspended.
+-- whether another worker's lease has run out, whether this one leads (the oldest whose lease holds cleans up for all),
+-- which queues are suspended, and which of the tasks that it runs are asked to stop.
 UPDATE horsies_workers
    SET lease_expires_at = greatest(lease_expires_at, now() + make_interval(secs => %(lease_seconds)s)),
        last_beat_at = now(), state = %(state)s
@@ -55,7 +55,9 @@ RETURNING EXISTS (SELECT FROM horsies_workers AS other WHERE other.dead_at IS NU
           NOT EXISTS (SELECT FROM horsies_workers AS other
                        WHERE other.dead_at IS NULL AND other.lease_expires_at >= now()
                          AND (other.started_at, other.worker_id) < (horsies_workers.started_at, horsies_workers.worker_id)),
-          ARRAY (SELECT queue_name FROM horsies_suspensions);
+          ARRAY (SELECT queue_name FROM horsies_suspensions),
+          ARRAY (SELECT id::text FROM horsies_tasks_live
+                  WHERE id = ANY (%(running)s::uuid[]) AND cancel_asked_at IS NOT NULL);
 
 -- name: wait
 -- Say whether this worker sleeps until it is notified of a plain or an async task, and how it is. Losing this in a crash
@@ -92,7 +94,8 @@ RETURNING worker_id, hostname, pid;
 -- Tasks held by a worker that is dead or unknown; those that it has not started, as soon as it was silent for so long.
 SELECT task.status, 0 AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
        task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
-       task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index
+       task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index,
+       task.earlier_attempts
   FROM horsies_tasks_live AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
  WHERE CASE task.status
        WHEN 'CLAIMED' THEN %(requeue)s

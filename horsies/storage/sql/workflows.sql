@@ -90,6 +90,7 @@ WITH ended AS (
        SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
       FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
      WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+       AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited
 )
 SELECT id::text, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FROM ended;
@@ -101,6 +102,7 @@ WITH ended AS (
        SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
       FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
      WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+       AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited, task.workflow_id, task.workflow_index
 ), told AS MATERIALIZED (
     SELECT count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) FROM ended
