@@ -230,7 +230,7 @@ class FlowDetail(NamedTuple):
 class Node(NamedTuple):
     """A node of a workflow."""
 
-    index: int
+    task_index: int
     node_id: str
     kind: str
     name: str
@@ -373,7 +373,9 @@ async def payload(connection: Connection, task_id: UUID, part: str) -> str | Non
     return None
 
 
-async def workflows(connection: Connection, values: Mapping[str, Any], before: UUID, limit: int) -> list[Flow]:
+async def workflows(
+    connection: Connection, values: Mapping[str, Any], before: UUID, limit: int
+) -> list[Flow]:
     bounds = {"before": before, "most": MOST_LOOKED_AT, "limit": limit}
     return await _all(connection, Flow, "workflows", {**values, **bounds})
 

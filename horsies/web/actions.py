@@ -207,14 +207,18 @@ def _chosen(bulk: Bulk) -> Names:
     if (bulk.ids is None) == (bulk.filter is None):
         raise Refusal(400, "Say which tasks: ids, or a filter.")
     if bulk.ids is not None and len(bulk.ids) > MOST_IDS:
-        raise Refusal(400, f"These are {len(bulk.ids):,} ids, more than {MOST_IDS:,}.", "Choose them by a filter.")
+        raise Refusal(
+            400, f"These are {len(bulk.ids):,} ids, more than {MOST_IDS:,}.", "Choose them by a filter."
+        )
     return bulk.filter or Names()
 
 
 def _failed(bulk: Bulk) -> Failed:
     names = _chosen(bulk)
     if names.status not in (None, "FAILED"):
-        raise Refusal(400, f"Tasks that are {names.status} cannot be sent through again: only those that failed.")
+        raise Refusal(
+            400, f"Tasks that are {names.status} cannot be sent through again: only those that failed."
+        )
     return Failed(bulk.ids, names.queue, names.name, names.code)
 
 

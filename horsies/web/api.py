@@ -23,7 +23,9 @@ from horsies.web.routes import Call
 _FILTERS = ("status", "queue", "name", "code", "q", "since", "before", "ended", "limit")
 
 CALLS = (
-    Call("GET", "/api/overview", "overview", "Throughput, times, depths and failures over a time", ("range",)),
+    Call(
+        "GET", "/api/overview", "overview", "Throughput, times, depths and failures over a time", ("range",)
+    ),
     Call("GET", "/api/tasks", "tasks", "A page of tasks, newest first", _FILTERS),
     Call("GET", "/api/tasks/facets", "facets", "What tasks can be chosen by, with how many there are"),
     Call("GET", "/api/tasks/{task_id}", "task", "One task with its attempts, and why it is not running"),
@@ -88,9 +90,7 @@ class Api:
             inputs.wanted(query), inputs.place(query), inputs.since(query), inputs.limit(query)
         )
         following = None if page.next is None else page.next._asdict()
-        return answer(
-            {"tasks": plain(page.tasks), "next": following, "looked_back_to": page.looked_back_to}
-        )
+        return answer({"tasks": plain(page.tasks), "next": following, "looked_back_to": page.looked_back_to})
 
     async def facets(self, _request: Request) -> Response:
         return answer((await self._reading.facets())._asdict())
@@ -134,7 +134,11 @@ class Api:
 
     async def workflows(self, request: Request) -> Response:
         query = request.query_params
-        values, before, limit = inputs.workflows_wanted(query), inputs.place(query).before, inputs.limit(query)
+        values, before, limit = (
+            inputs.workflows_wanted(query),
+            inputs.place(query).before,
+            inputs.limit(query),
+        )
         found = await self._reading.workflows(values, before, limit)
         return answer({"workflows": plain(found)})
 
@@ -164,7 +168,9 @@ class Api:
     async def retry_task(self, request: Request) -> Response:
         task_id = inputs.task_id_of(request)
         done = await self._actions.retry(viewer(request), Bulk(ids=[task_id]))
-        await self._refuse_if_nothing(done, task_id, "The task is not FAILED any more, or belongs to a workflow.")
+        await self._refuse_if_nothing(
+            done, task_id, "The task is not FAILED any more, or belongs to a workflow."
+        )
         return _done(done)
 
     async def cancel_task(self, request: Request) -> Response:

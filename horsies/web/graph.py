@@ -47,16 +47,16 @@ def picture(nodes: Sequence[Node]) -> Picture:
     depth = levels(nodes)
     columns: dict[int, list[Node]] = {}
     for node in nodes:
-        columns.setdefault(depth[node.index], []).append(node)
+        columns.setdefault(depth[node.task_index], []).append(node)
     rows: dict[int, float] = {}
     tallest = max((len(column) for column in columns.values()), default=0)
     for level in sorted(columns):
-        order = sorted(columns[level], key=lambda node: (_middle(node, rows), node.index))
+        order = sorted(columns[level], key=lambda node: (_middle(node, rows), node.task_index))
         first = (tallest - len(order)) / 2
-        rows |= {node.index: first + place for place, node in enumerate(order)}
-    boxes = {node.index: _box(node, depth[node.index], rows[node.index]) for node in nodes}
+        rows |= {node.task_index: first + place for place, node in enumerate(order)}
+    boxes = {node.task_index: _box(node, depth[node.task_index], rows[node.task_index]) for node in nodes}
     edges = [
-        _edge(boxes[before], boxes[node.index])
+        _edge(boxes[before], boxes[node.task_index])
         for node in nodes
         for before in node.dependencies
         if before in boxes
@@ -68,14 +68,18 @@ def picture(nodes: Sequence[Node]) -> Picture:
 
 def levels(nodes: Sequence[Node]) -> dict[int, int]:
     """How many nodes come before each on the longest way to it. One that waits for a node not shown counts as first."""
-    known = {node.index for node in nodes}
+    known = {node.task_index for node in nodes}
     depth: dict[int, int] = {}
     left = list(nodes)
     while left:
-        ready = [node for node in left if all(before in depth for before in node.dependencies if before in known)]
+        ready = [
+            node for node in left if all(before in depth for before in node.dependencies if before in known)
+        ]
         for node in ready or left:
-            depth[node.index] = 1 + max((depth.get(before, -1) for before in node.dependencies), default=-1)
-        left = [node for node in left if node.index not in depth]
+            depth[node.task_index] = 1 + max(
+                (depth.get(before, -1) for before in node.dependencies), default=-1
+            )
+        left = [node for node in left if node.task_index not in depth]
     return depth
 
 
@@ -83,7 +87,7 @@ def timeline(nodes: Sequence[Node], now: datetime) -> list[Bar]:
     """The nodes that have begun, in the order in which they did."""
     begun = sorted(
         (node for node in nodes if node.started_at is not None),
-        key=lambda node: (node.started_at, node.index),
+        key=lambda node: (node.started_at, node.task_index),
     )
     if not begun:
         return []

@@ -54,9 +54,12 @@ class Hub:
                     yield ": still here\n\n"
         finally:
             self._viewers.discard(news)
-            if not self._viewers and self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+            self._rest()
+
+    def _rest(self) -> None:
+        if not self._viewers and self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
 
     async def _look(self) -> None:
         last = None

@@ -124,7 +124,9 @@ async def body(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(received or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise Refusal(400, f"The request cannot be read: {error}.", "See the API's page for what it takes.") from None
+        raise Refusal(
+            400, f"The request cannot be read: {error}.", "See the API's page for what it takes."
+        ) from None
 
 
 def _text(query: Mapping[str, str], name: str) -> str | None:

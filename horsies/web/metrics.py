@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from horsies.storage import dashboard
@@ -31,7 +31,9 @@ def _counters(totals: Sequence[Total]) -> Iterator[str]:
     ended = [
         ("", {**_of(total), "status": end}, float(getattr(total, end))) for total in totals for end in ENDS
     ]
-    yield from _metric("horsies_tasks_total", "counter", "Tasks that have ended, counted once a minute.", ended)
+    yield from _metric(
+        "horsies_tasks_total", "counter", "Tasks that have ended, counted once a minute.", ended
+    )
     for name, about in (("run", "ran"), ("wait", "waited, from when they were due")):
         samples = [sample for total in totals for sample in _histogram(total, name)]
         yield from _metric(f"horsies_task_{name}_seconds", "histogram", f"How long tasks {about}.", samples)
@@ -51,20 +53,22 @@ def _of(total: Total) -> dict[str, str]:
 
 
 def _queues(queues: Sequence[Queue]) -> Iterator[str]:
-    gauges = (
-        ("pending", "Tasks that are due and wait.", lambda queue: queue.sounded or queue.pending),
-        ("scheduled", "Tasks that are not due yet, 10,000 at most.", lambda queue: queue.scheduled),
-        ("running", "Tasks that workers hold.", lambda queue: queue.claimed + queue.running),
-        ("suspended", "1 while nobody may claim.", lambda queue: float(queue.suspended_by is not None)),
-        (
-            "oldest_pending_seconds",
-            "How long the oldest waiting task has been due.",
-            lambda queue: queue.sounded_oldest_seconds or queue.oldest_pending_seconds or 0,
-        ),
-    )
-    for name, about, value in gauges:
+    for name, about, value in _GAUGES:
         samples = [("", {"queue": queue.name}, float(value(queue))) for queue in queues]
         yield from _metric(f"horsies_queue_{name}", "gauge", about, samples)
+
+
+def _oldest(queue: Queue) -> float:
+    return queue.sounded_oldest_seconds or queue.oldest_pending_seconds or 0
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[Queue], float]], ...] = (
+    ("pending", "Tasks that are due and wait.", lambda queue: queue.sounded or queue.pending),
+    ("scheduled", "Tasks that are not due yet, 10,000 at most.", lambda queue: queue.scheduled),
+    ("running", "Tasks that workers hold.", lambda queue: queue.claimed + queue.running),
+    ("suspended", "1 while nobody may claim.", lambda queue: queue.suspended_by is not None),
+    ("oldest_pending_seconds", "How long the oldest waiting task has been due.", _oldest),
+)
 
 
 def _workers(workers: Sequence[Worker]) -> Iterator[str]:

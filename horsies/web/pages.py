@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from horsies.status import TaskStatus, WorkflowStatus
-from horsies.storage.dashboard import MOST_NODES, SHOWN
+from horsies.storage.dashboard import MOST_NODES, SHOWN, Child
 from horsies.web import inputs, render
 from horsies.web.access import COOKIE, is_same_origin
 from horsies.web.api import CALLS
 from horsies.web.desk import Desk
 from horsies.web.graph import HEIGHT, WIDTH, picture, timeline
-from horsies.web.reading import Overview, Reading, traceback_of
+from horsies.web.reading import Overview, Reading, error_of
 from horsies.web.refusals import Refusal, not_found
 from horsies.web.routes import PARAMETERS
 from horsies.web.series import RANGES, Line, Plot, plot, quantile
@@ -43,7 +43,11 @@ class Pages:
         }
 
     def show(self, request: Request, template: str, title: str, **context: Any) -> HTMLResponse:
-        context |= {"title": title, "actions": self._desk.access.enable_actions, "screen": template.partition(".")[0]}
+        context |= {
+            "title": title,
+            "actions": self._desk.access.enable_actions,
+            "screen": template.partition(".")[0],
+        }
         return render.page(request, template, context)
 
     def trouble(self, request: Request, refusal: Refusal) -> HTMLResponse:
@@ -86,7 +90,7 @@ class Pages:
             "reasons": found.reasons,
             "progress": found.progress,
             "logs": found.logs,
-            "traceback": traceback_of(found.detail.result),
+            "traceback": error_of(found.detail.result)[1],
             "shown": SHOWN,
         }
         return self.show(request, "task.html", found.task.task_name, **context)
@@ -96,7 +100,7 @@ class Pages:
 
     async def workers(self, request: Request) -> Response:
         workers, children = await self._reading.workers(), await self._reading.children()
-        by_worker = {worker.worker_id: [] for worker in workers}
+        by_worker: dict[str, list[Child]] = {}
         for child in children:
             by_worker.setdefault(child.worker_id, []).append(child)
         return self.show(request, "workers.html", "Workers", workers=workers, children=by_worker)
@@ -131,7 +135,7 @@ class Pages:
         context = {
             "flow": flow,
             "nodes": nodes,
-            "names": {node.index: node.node_id for node in nodes},
+            "names": {node.task_index: node.node_id for node in nodes},
             "picture": picture(nodes),
             "bars": timeline(nodes, datetime.now(UTC)),
             "size": (WIDTH, HEIGHT),
@@ -151,9 +155,17 @@ class Pages:
         access, base = self._desk.access, request.scope.get("root_path", "")
         if access.token is None:
             return RedirectResponse(base + "/", 303)
-        given = parse_qs((await request.body())[:4_096].decode("utf-8", "replace")) if request.method == "POST" else {}
+        given = (
+            parse_qs((await request.body())[:4_096].decode("utf-8", "replace"))
+            if request.method == "POST"
+            else {}
+        )
         target = (given.get("next") or [request.query_params.get("next", "/")])[0]
-        if request.method == "POST" and is_same_origin(request.headers) and access.knows((given.get("token") or [""])[0]):
+        if (
+            request.method == "POST"
+            and is_same_origin(request.headers)
+            and access.knows((given.get("token") or [""])[0])
+        ):
             answer = RedirectResponse(base + _below(target), 303)
             secure = request.url.scheme == "https"
             answer.set_cookie(

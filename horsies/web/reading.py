@@ -216,9 +216,7 @@ class Reading:
         return await self._desk.read("health", RARELY, doctor.examine)
 
 
-def facets(
-    queues: Sequence[Queue], ended: Sequence[Busy], codes: Sequence[tuple[str, int]]
-) -> Facets:
+def facets(queues: Sequence[Queue], ended: Sequence[Busy], codes: Sequence[tuple[str, int]]) -> Facets:
     """Live counts and those of a day, by what tasks can be chosen by."""
     statuses = {
         "PENDING": sum(queue.pending + queue.scheduled for queue in queues),
@@ -229,7 +227,9 @@ def facets(
         "CANCELLED": 0,
         "EXPIRED": 0,
     }
-    by_queue = {queue.name: queue.pending + queue.scheduled + queue.claimed + queue.running for queue in queues}
+    by_queue = {
+        queue.name: queue.pending + queue.scheduled + queue.claimed + queue.running for queue in queues
+    }
     by_name: dict[str, int] = {}
     for each in ended:
         count = each.completed + each.failed + each.other
@@ -257,7 +257,7 @@ def _last_attempt(task: TaskLine, detail: TaskDetail) -> list[Attempt]:
             task.started_at,
             task.terminal_at,
             task.error_code,
-            message_of(detail.result) if task.error_code else None,
+            error_of(detail.result)[0],
             detail.failed_reason,
             detail.worker_hostname,
             detail.worker_pid,
@@ -266,26 +266,28 @@ def _last_attempt(task: TaskLine, detail: TaskDetail) -> list[Attempt]:
     ]
 
 
-def outcome_of(result: str | None) -> dict[str, Any]:
-    """A stored result as it was written, empty when it is not JSON of ours or was cut."""
+class _Exception(msgspec.Struct):
+    traceback: str | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str | None = None
+    exception: _Exception | None = None
+
+
+class _Outcome(msgspec.Struct):
+    err: _Error | None = None
+
+
+def error_of(result: str | None) -> tuple[str | None, str | None]:
+    """The message and the traceback in a stored result; anyone may have written that row, so there may be none."""
     try:
-        decoded = msgspec.json.decode(result or "{}")
+        error = msgspec.json.decode(result or "{}", type=_Outcome).err
     except msgspec.DecodeError:
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
-
-
-def message_of(result: str | None) -> str | None:
-    error = outcome_of(result).get("err")
-    message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else None
-
-
-def traceback_of(result: str | None) -> str | None:
-    error = outcome_of(result).get("err")
-    exception = error.get("exception") if isinstance(error, dict) else None
-    traceback = exception.get("traceback") if isinstance(exception, dict) else None
-    return traceback if isinstance(traceback, str) else None
+        return None, None
+    if error is None:
+        return None, None
+    return error.message, error.exception and error.exception.traceback
 
 
 def _described(row: schedules.Listed) -> Schedule:

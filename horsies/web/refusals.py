@@ -37,7 +37,11 @@ def refusal_of(error: Exception) -> Refusal:
             problem = f"The database did not find the answer within {READ_SECONDS} s."
             return Refusal(503, problem, "Ask for less: a shorter time, a queue, a task.")
         case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
-            return Refusal(503, "The schema of the database is not the one that this dashboard needs.", "Run `horsies migrate`.")
+            return Refusal(
+                503,
+                "The schema of the database is not the one that this dashboard needs.",
+                "Run `horsies migrate`.",
+            )
         case errors.InsufficientPrivilege():
             problem = f"The dashboard's role may not do this: {error.diag.message_primary}."
             return Refusal(403, problem, "Log in as horsies_viewer, or as horsies_operator for actions.")
@@ -45,10 +49,20 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal(503, mask_passwords(error.message), error.help_text)
         case _ if isinstance(error, TRANSIENT):
             logger.warning("the database cannot be reached (%s)", type(error).__name__)
-            return Refusal(503, "The database cannot be reached.", "The page comes back by itself when the database does.")
+            return Refusal(
+                503,
+                "The database cannot be reached.",
+                "The page comes back by itself when the database does.",
+            )
         case psycopg.Error():
             logger.warning("the database refused a request: %s", mask_passwords(str(error)))
-            return Refusal(500, f"The database refused the request ({type(error).__name__}).", "The dashboard's log has more.")
+            return Refusal(
+                500,
+                f"The database refused the request ({type(error).__name__}).",
+                "The dashboard's log has more.",
+            )
         case _:
             logger.error("a request failed", exc_info=error)
-            return Refusal(500, "The dashboard made a mistake.", "Its log has the details; please report them.")
+            return Refusal(
+                500, "The dashboard made a mistake.", "Its log has the details; please report them."
+            )

@@ -78,12 +78,16 @@ ENVIRONMENT = Environment(
 ENVIRONMENT.filters.update(
     number=number, ago=ago, moment=moment, clock=clock, pretty=pretty, span=span, json=json.dumps
 )
-ENVIRONMENT.globals.update(took=took, query=query, version=version("horsies"), now=lambda: datetime.now(UTC))
+_HELPERS: dict[str, Any] = {
+    "took": took,
+    "query": query,
+    "version": version("horsies"),
+    "now": lambda: datetime.now(UTC),
+}
+ENVIRONMENT.globals.update(_HELPERS)
 
 
-def page(
-    request: Request, template: str, context: dict[str, Any], status: int = 200
-) -> HTMLResponse:
+def page(request: Request, template: str, context: dict[str, Any], status: int = 200) -> HTMLResponse:
     """A page in its layout, or only what is new of it when a page that is open asks."""
     values = {
         "base": request.scope.get("root_path", ""),

@@ -65,7 +65,10 @@ def _operation(call: Call) -> dict[str, Any]:
     in_path = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
     parameters = [_parameter(name, "path") for name in in_path]
     parameters += [_parameter(name, "query") for name in call.query]
-    answers = {"200": {"description": "The answer"}, "default": {"description": "error.message and error.help"}}
+    answers = {
+        "200": {"description": "The answer"},
+        "default": {"description": "error.message and error.help"},
+    }
     operation: dict[str, Any] = {"summary": call.summary, "operationId": call.name, "responses": answers}
     if call.method == "POST":
         answers["409"] = {"description": "Somebody was faster, or it cannot be done in this state"}
