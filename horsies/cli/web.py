@@ -12,8 +12,6 @@ from horsies.cli.options import database_options, load, log_level, named_databas
 from horsies.config import PostgresConfig
 from horsies.errors import ConfigurationError, ErrorCode
 
-STOP_SECONDS = 2
-
 
 @click.command()
 @click.argument("locator", required=False)
@@ -65,10 +63,10 @@ def _source(
 
 def _serve(source: Horsies | PostgresConfig | None, host: str, port: int, settings: dict[str, Any]) -> None:
     try:
-        import uvicorn  # part of an extra, and slow to import
-
+        # what they import is part of an extra, and slow to import
         from horsies.web.access import Access, refuse_open_bind
         from horsies.web.dashboard import create_dashboard
+        from horsies.web.server import Server
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the dashboard needs {error.name}, which is not installed",
@@ -78,11 +76,4 @@ def _serve(source: Horsies | PostgresConfig | None, host: str, port: int, settin
     refuse_open_bind(host, Access(**settings))
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"dashboard at http://{shown}:{port}/  (Ctrl-C to stop)")
-    uvicorn.run(
-        create_dashboard(source, **settings),
-        host=host,
-        port=port,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=STOP_SECONDS,
-    )
+    Server(create_dashboard(source, **settings), host, port).run()

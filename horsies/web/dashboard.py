@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from horsies.config import PostgresConfig
 
 
+class Dashboard(Guard):
+    """The guarded app. Whoever serves it can have it let go of those who follow, so that the server can stop at once."""
+
+    def __init__(self, app: ASGIApp, access: Access, hang_up: Callable[[], None]) -> None:
+        super().__init__(app, access)
+        self.hang_up = hang_up
+
+
 def create_dashboard(
     app_or_url: Horsies | PostgresConfig | str | None = None,
     *,
@@ -38,7 +46,7 @@ def create_dashboard(
     token: str | None = None,
     trusted_header: str | None = None,
     allowed_hosts: Sequence[str] | None = None,
-) -> ASGIApp:
+) -> Dashboard:
     """The dashboard of an app, or of a database by its URL; with neither, of the one that the environment names.
 
     It opens nothing until the first request, and can be mounted under any path:
@@ -56,7 +64,7 @@ def create_dashboard(
         allowed_hosts=None if allowed_hosts is None else tuple(name.lower() for name in allowed_hosts),
     )
     desk = Desk(app_or_url, access)
-    return Guard(_application(desk), access)
+    return Dashboard(_application(desk), access, desk.hub.hang_up)
 
 
 def _application(desk: Desk) -> Starlette:

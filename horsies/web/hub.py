@@ -6,6 +6,7 @@ One look a second at how far the database has written serves all viewers, and no
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import psycopg
@@ -15,9 +16,11 @@ from horsies.storage.database import TRANSIENT
 
 LOOK_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 15.0
+# A stream ends after so long, and the browser opens the next one: a server that stops waits for those that are open.
+STREAM_SECONDS = 30.0
 MOST_VIEWERS = 500
 
-CHANGED, TROUBLE = "changed", "trouble"
+CHANGED, TROUBLE, END = "changed", "trouble", "end"
 
 
 class Hub:
@@ -38,20 +41,30 @@ class Hub:
             if viewer.empty():
                 viewer.put_nowait(news)
 
+    def hang_up(self) -> None:
+        """The server stops: whoever follows is let go."""
+        for viewer in self._viewers:
+            viewer.put_nowait(END)
+
     async def follow(self) -> AsyncGenerator[str]:
         """The events for one viewer, as they go over the wire, until it leaves."""
         news: asyncio.Queue[str] = asyncio.Queue()
         self._viewers.add(news)
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="horsies-web-hub")
+        ends_at = time.monotonic() + STREAM_SECONDS
         try:
-            yield "retry: 2000\n\n"
-            while True:
+            yield "retry: 1000\n\n"
+            while time.monotonic() < ends_at:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                        yield f"event: {await news.get()}\ndata: {{}}\n\n"
+                        told = await news.get()
                 except TimeoutError:
                     yield ": still here\n\n"
+                    continue
+                if told == END:
+                    return
+                yield f"event: {told}\ndata: {{}}\n\n"
         finally:
             self._viewers.discard(news)
             self._rest()

@@ -83,6 +83,7 @@ class Pages:
         found = await self._reading.task(task_id)
         if found is None:
             raise not_found(f"task {task_id}")
+        message, traceback = error_of(found.detail.result)
         context = {
             "task": found.task,
             "detail": found.detail,
@@ -90,7 +91,8 @@ class Pages:
             "reasons": found.reasons,
             "progress": found.progress,
             "logs": found.logs,
-            "traceback": error_of(found.detail.result)[1],
+            "message": message,
+            "traceback": traceback,
             "shown": SHOWN,
         }
         return self.show(request, "task.html", found.task.task_name, **context)
@@ -132,8 +134,10 @@ class Pages:
         if found is None:
             raise not_found(f"workflow {workflow_id}")
         flow, nodes = found
+        problem, _ = error_of(f'{{"err": {flow.error}}}' if flow.error else None)
         context = {
             "flow": flow,
+            "problem": problem or flow.error,
             "nodes": nodes,
             "names": {node.task_index: node.node_id for node in nodes},
             "picture": picture(nodes),

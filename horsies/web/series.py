@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from horsies.storage.dashboard import Depth, Slot
@@ -132,6 +132,7 @@ class Plot(NamedTuple):
     top: float
     since: datetime
     until: datetime
+    dates: str
     data: dict[str, Any]
 
 
@@ -145,7 +146,9 @@ def plot(title: str, unit: str, points: Sequence[Point], lines: list[Line]) -> P
         "unit": unit,
         "lines": [{"label": line.label, "style": line.style, "values": line.values} for line in lines],
     }
-    return Plot(title, unit, lines, drawn, top, points[0].at, points[-1].at + step, data)
+    since, until = points[0].at.astimezone(UTC), (points[-1].at + step).astimezone(UTC)
+    dates = "%H:%M:%S" if step < timedelta(minutes=1) else "%H:%M" if until - since < timedelta(hours=12) else "%d %b %H:%M"
+    return Plot(title, unit, lines, drawn, top, since, until, dates, data)
 
 
 def nice(top: float) -> float:

@@ -56,7 +56,8 @@ export function live() {
   source.addEventListener("open", () => say("on", "live"));
   source.addEventListener("changed", refresh);
   source.addEventListener("trouble", refresh);
-  source.addEventListener("error", () => say("off", "waiting"));
+  // A stream ends now and then, and the browser opens the next: only one that stays away is worth a word.
+  source.addEventListener("error", () => setTimeout(() => source.readyState !== EventSource.OPEN && say("off", "waiting"), AGAIN));
   document.addEventListener("visibilitychange", () => !document.hidden && wanted && refresh());
   if (trouble) setTimeout(refresh, AGAIN);
   return refresh;
