@@ -1,8 +1,6 @@
 """The source of an app with a bit of everything, as a shop might have it."""
 
 SOURCE = '''
-import logging
-
 app = Horsies(AppConfig(
     queue_mode=QueueMode.CUSTOM,
     custom_queues=[
@@ -41,7 +39,7 @@ def render_report(pages: int) -> TaskResult[int, TaskError]:
     me = current_task()
     for page in range(pages):
         me.report_progress(page, pages, f"page {page + 1}")
-        logging.getLogger("shop.report").info("page %d of %d is drawn", page + 1, pages)
+        me.log.info("page %d of %d is drawn", page + 1, pages)
         for _ in range(20):
             if me.cancelled():
                 return TaskResult(ok=page)
@@ -65,6 +63,13 @@ def publish(sum: TaskResult[int, TaskError]) -> TaskResult[str, TaskError]:
     if not Path("printer").exists():
         return TaskResult(err=TaskError(error_code="NO_PRINTER", message="there is no printer"))
     return TaskResult(ok="published")
+
+
+@app.task("publish_alone", queue_name="orders")
+def publish_alone(copies: int = 1) -> TaskResult[str, TaskError]:
+    if not Path("printer").exists():
+        raise FileNotFoundError("there is no printer")
+    return TaskResult(ok=f"{copies} published")
 
 
 @app.task("archive", queue_name="reports")
