@@ -10,7 +10,8 @@ USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 unexport PYTHONDONTWRITEBYTECODE
 
 # The whole suite but the fault drills, which take long: make faults.
-TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/integrations tests/docs tests/faults/test_checker.py
+TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/integrations tests/web tests/browser tests/docs \
+	tests/faults/test_checker.py
 # What `python -m bench` is told, such as --quick.
 BENCH ?=
 # How long a soak lasts.

@@ -24,6 +24,7 @@ from horsies.cli.report import report
 from horsies.cli.scheduler import scheduler
 from horsies.cli.schedules import schedules
 from horsies.cli.top import top
+from horsies.cli.web import web
 from horsies.cli.worker import worker
 from horsies.cli.workflows import workflows
 from horsies.errors import ErrorCode, HorsiesError
@@ -79,7 +80,7 @@ def horsies(context: click.Context) -> None:
 
 for _command in (
     worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db, info, tasks, show, failed, why, requeue, cancel,
-    suspend, resume, purge, events, health, top,
+    suspend, resume, purge, events, health, top, web,
 ):  # fmt: skip
     horsies.add_command(_command)
 

@@ -25,7 +25,8 @@ REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
               horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
               horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-              horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_schema_version
+              horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_rollups, horsies_totals,
+              horsies_depths, horsies_schema_version
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only, and reads what became of them. Whoever waits for a task marks it, so that
@@ -71,6 +72,10 @@ GRANT SELECT, INSERT, DELETE, UPDATE (id) ON horsies_worker_states, horsies_hear
 GRANT SELECT, DELETE, UPDATE (result) ON horsies_tasks_history TO horsies_worker;
 GRANT SELECT, DELETE ON horsies_attempts, horsies_idempotency_keys, horsies_actions TO horsies_worker;
 GRANT EXECUTE ON FUNCTION horsies_prepare_history, horsies_drop_history, horsies_refresh_statistics TO horsies_worker;
+-- It counts what has ended.
+GRANT SELECT, INSERT, DELETE ON horsies_rollups, horsies_depths TO horsies_worker;
+GRANT SELECT, INSERT, UPDATE ON horsies_totals TO horsies_worker;
+GRANT EXECUTE ON FUNCTION horsies_summarize_history TO horsies_worker;
 -- Whoever ends a task moves its workflow on.
 GRANT DELETE ON horsies_workflows, horsies_workflow_tasks TO horsies_worker;
 GRANT UPDATE (status, started_at, completed_at, deadline_at, open_tasks, result, error)
@@ -90,7 +95,8 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsie
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
                 horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
                 horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-                horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_schema_version
+                horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_rollups, horsies_totals,
+                horsies_depths, horsies_schema_version
    TO horsies_viewer;
 
 -- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules

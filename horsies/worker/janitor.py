@@ -1,7 +1,7 @@
-"""Let go of what is old, in the background: finished tasks and workflows with all that is kept of them, keys, snapshots,
-heartbeats.
+"""Keep house, in the background: let go of what is old, and count what has ended.
 
-Only the leading worker does it, in small batches with a pause as long as each batch took, so that claims hardly notice.
+Finished tasks and workflows with all that is kept of them, keys, snapshots and heartbeats go when their time is over. Only the
+leading worker does it, in small batches with a pause as long as each batch took, so that claims hardly notice.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 
+import psycopg
+
 from horsies.config import PostgresConfig, RetentionConfig
-from horsies.storage import retention, states
+from horsies.storage import retention, rollups, states
 from horsies.storage.database import TRANSIENT, Connection, connect
 
 logger = logging.getLogger("horsies.janitor")
 
+COUNT_SECONDS = 60
+
 
 class Janitor:
-    """Sweeps at its interval while `leads` says that it is ours to do."""
+    """Sweeps at its interval, and counts once a minute, while `leads` says that it is ours to do."""
 
     def __init__(self, postgres: PostgresConfig, config: RetentionConfig, leads: Callable[[], bool]) -> None:
         self._postgres = postgres
@@ -27,6 +31,21 @@ class Janitor:
         self._leads = leads
 
     async def run(self) -> None:
+        await asyncio.gather(self._sweep(), self._count())
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(COUNT_SECONDS)
+            if not self._leads():
+                continue
+            try:
+                async with await connect(self._postgres, session=True, name="horsies-janitor") as connection:
+                    await rollups.roll(connection)
+            # The numbers are for people: that a role may not write them must not end a worker.
+            except (psycopg.Error, *TRANSIENT) as error:
+                logger.warning("could not count what has ended (%s)", type(error).__name__)
+
+    async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._config.retention_sweep_interval_s)
             if not self._leads():

@@ -1,0 +1,97 @@
+"""Metrics for Prometheus, in its text format. Counters come from totals that only grow; no task is counted for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from horsies.storage import dashboard
+from horsies.storage.dashboard import Queue, Total, Worker
+from horsies.web.desk import Desk
+from horsies.web.reading import SELDOM, Reading
+from horsies.web.series import BOUNDS
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = Mapping[str, str]
+Sample = tuple[str, Labels, float]
+
+ENDS = ("completed", "failed", "cancelled", "expired")
+
+
+async def exposition(desk: Desk, reading: Reading) -> str:
+    """All metrics as text."""
+    totals = await desk.read("totals", SELDOM, dashboard.totals)
+    queues = await reading.queues()
+    lines = [*_counters(totals), *_queues(queues.queues), *_workers(await reading.workers())]
+    return "\n".join([*lines, ""])
+
+
+def _counters(totals: Sequence[Total]) -> Iterator[str]:
+    ended = [
+        ("", {**_of(total), "status": end}, float(getattr(total, end))) for total in totals for end in ENDS
+    ]
+    yield from _metric(
+        "horsies_tasks_total", "counter", "Tasks that have ended, counted once a minute.", ended
+    )
+    for name, about in (("run", "ran"), ("wait", "waited, from when they were due")):
+        samples = [sample for total in totals for sample in _histogram(total, name)]
+        yield from _metric(f"horsies_task_{name}_seconds", "histogram", f"How long tasks {about}.", samples)
+
+
+def _histogram(total: Total, name: str) -> Iterator[Sample]:
+    counts: list[int] = getattr(total, f"{name}s")
+    bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
+    for bound, count in zip(bounds, accumulate(counts), strict=True):
+        yield "_bucket", {**_of(total), "le": bound}, count
+    yield "_sum", _of(total), getattr(total, f"{name}_ms") / 1000
+    yield "_count", _of(total), sum(counts)
+
+
+def _of(total: Total) -> dict[str, str]:
+    return {"queue": total.queue_name, "task": total.task_name}
+
+
+def _queues(queues: Sequence[Queue]) -> Iterator[str]:
+    for name, about, value in _GAUGES:
+        samples = [("", {"queue": queue.name}, float(value(queue))) for queue in queues]
+        yield from _metric(f"horsies_queue_{name}", "gauge", about, samples)
+
+
+def _oldest(queue: Queue) -> float:
+    return queue.sounded_oldest_seconds or queue.oldest_pending_seconds or 0
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[Queue], float]], ...] = (
+    ("pending", "Tasks that are due and wait.", lambda queue: queue.sounded or queue.pending),
+    ("scheduled", "Tasks that are not due yet, 10,000 at most.", lambda queue: queue.scheduled),
+    ("running", "Tasks that workers hold.", lambda queue: queue.claimed + queue.running),
+    ("suspended", "1 while nobody may claim.", lambda queue: queue.suspended_by is not None),
+    ("oldest_pending_seconds", "How long the oldest waiting task has been due.", _oldest),
+)
+
+
+def _workers(workers: Sequence[Worker]) -> Iterator[str]:
+    states = ("started", "idle", "busy", "suspended", "draining", "dead")
+    counted = [
+        ("", {"state": state}, float(sum(worker.state == state for worker in workers))) for state in states
+    ]
+    yield from _metric("horsies_workers", "gauge", "Workers by state; the dead of one day.", counted)
+    slots = float(sum(worker.processes for worker in workers if worker.state != "dead"))
+    yield from _metric("horsies_worker_slots", "gauge", "Processes of live workers.", [("", {}, slots)])
+
+
+def _metric(name: str, kind: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
+    yield f"# HELP {name} {about}"
+    yield f"# TYPE {name} {kind}"
+    for suffix, labels, value in samples:
+        yield f"{name}{suffix}{_braced(labels)} {value:.15g}"
+
+
+def _braced(labels: Labels) -> str:
+    inner = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+    return f"{{{inner}}}" if inner else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,150 @@
+// What viewers do: each act is asked about first, sent with a header that no form can send, and its outcome is told.
+
+const base = document.documentElement.dataset.base;
+const counted = (count) => (count === 1 ? "1 task" : `${count.toLocaleString("en")} tasks`);
+
+export async function post(path, body) {
+  const answer = await fetch(base + path, {
+    method: "POST",
+    headers: { "X-Horsies-Intent": "action", "Content-Type": "application/json" },
+    body: typeof body === "string" ? body : JSON.stringify(body ?? {}),
+  });
+  const said = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error([said.error?.message ?? `It was refused (${answer.status}).`, said.error?.help].filter(Boolean).join(" "));
+  return said;
+}
+
+function toast(text, style = "") {
+  const shown = document.createElement("p");
+  shown.className = style;
+  shown.textContent = text;
+  document.getElementById("toast").append(shown);
+  setTimeout(() => shown.remove(), 6000);
+}
+
+// A question with its answer; with a text to edit, what became of it.
+function ask(question, label, danger, text) {
+  const dialog = document.getElementById("ask");
+  const form = document.createElement("form"), told = document.createElement("p");
+  form.method = "dialog";
+  told.textContent = question;
+  form.append(told);
+  const edited = document.createElement("textarea");
+  if (text !== undefined) {
+    edited.value = text;
+    edited.rows = Math.min(20, text.split("\n").length + 2);
+    edited.spellcheck = false;
+    edited.setAttribute("aria-label", "Arguments as JSON");
+    form.append(edited);
+  }
+  const row = document.createElement("div");
+  row.className = "acts";
+  for (const [value, name, style] of [["no", "Not now", ""], ["yes", label, danger ? "danger" : "primary"]]) {
+    const button = document.createElement("button");
+    button.className = `act ${style}`;
+    button.value = value;
+    button.textContent = name;
+    row.append(button);
+  }
+  form.append(row);
+  dialog.replaceChildren(form);
+  dialog.returnValue = "no";
+  dialog.showModal();
+  (text === undefined ? row.lastChild : edited).focus();
+  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes" ? edited.value || true : null), { once: true }));
+}
+
+async function carryOut(work, refresh) {
+  try {
+    toast(await work());
+  } catch (error) {
+    toast(error.message, "bad");
+  }
+  refresh();
+}
+
+async function act(button, refresh) {
+  if (!(await ask(button.dataset.question, button.textContent, button.classList.contains("danger")))) return;
+  await carryOut(async () => {
+    await post(button.dataset.act, JSON.parse(button.dataset.body ?? "{}"));
+    return `${button.textContent}: done.`;
+  }, refresh);
+}
+
+async function resend(button, refresh) {
+  const task = button.dataset.resend;
+  const whole = await fetch(`${base}/api/tasks/${task}/kwargs`);
+  const text = whole.ok ? await whole.text() : "{}";
+  const shown = text.length < 100000 ? pretty(text) : text;
+  const edited = await ask("Send a new task like this one, with these arguments:", "Send", false, shown);
+  if (!edited) return;
+  await carryOut(async () => {
+    JSON.parse(edited);
+    const said = await post(`/api/tasks/${task}/resend`, `{"kwargs": ${edited}}`);
+    location.assign(`${base}/tasks/${said.task_id}`);
+    return "Sent.";
+  }, refresh);
+}
+
+// Numbers too long for JavaScript would change on the way through JSON.parse: then the text stays as it is.
+function pretty(text) {
+  try {
+    return /\d{16}/.test(text) ? text : JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+const picked = () => [...document.querySelectorAll(".pick:checked")].map((box) => box.value);
+
+function count() {
+  const ids = picked(), bulk = document.getElementById("bulk");
+  if (!bulk) return;
+  const all = bulk.dataset.filterable === "yes" ? "None chosen: acts on all that fit" : "None chosen";
+  document.getElementById("chosen").textContent = ids.length ? `${counted(ids.length)} chosen` : all;
+  for (const button of bulk.querySelectorAll("[data-bulk]")) button.disabled = !ids.length && bulk.dataset.filterable !== "yes";
+}
+
+async function bulk(button, refresh) {
+  const path = `/api/tasks/${button.dataset.bulk}`, ids = picked();
+  const which = ids.length ? { ids } : { filter: JSON.parse(document.getElementById("bulk").dataset.filter) };
+  let found;
+  try {
+    found = (await post(path, { ...which, dry_run: true })).found;
+  } catch (error) {
+    return toast(error.message, "bad");
+  }
+  if (!found) return toast(`${button.textContent}: none of them can be.`, "bad");
+  if (!(await ask(`${button.textContent} ${counted(found)}?`, button.textContent, true))) return;
+  await carryOut(async () => {
+    const said = await post(path, which);
+    for (const box of document.querySelectorAll(".pick:checked")) box.checked = false;
+    return `${button.textContent}: ${counted(said.done)} of ${said.found.toLocaleString("en")}.`;
+  }, refresh);
+}
+
+async function showAll(link) {
+  const answer = await fetch(link.href);
+  const shown = document.querySelector(`pre[data-part="${link.dataset.whole}"]`);
+  shown.textContent = await answer.text();
+  shown.dataset.whole = "shown";
+  link.remove();
+}
+
+export function actions(refresh) {
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-act], [data-resend], [data-bulk], a[data-whole]");
+    if (!button) return;
+    event.preventDefault();
+    if (button.dataset.act) act(button, refresh);
+    else if (button.dataset.resend) resend(button, refresh);
+    else if (button.dataset.bulk) bulk(button, refresh);
+    else showAll(button);
+  });
+  document.addEventListener("change", (event) => {
+    if (event.target.id === "all") for (const box of document.querySelectorAll(".pick")) box.checked = event.target.checked;
+    if (event.target.matches(".pick, #all")) count();
+  });
+  document.addEventListener("fresh", count);
+  count();
+}

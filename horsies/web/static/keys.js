@@ -1,0 +1,78 @@
+// Keyboard shortcuts: g and a letter goes somewhere, j and k walk a list, ? tells about all of them.
+
+const PATIENCE = 1200;
+const HELP = [
+  ["g o", "overview"], ["g t", "tasks"], ["g q", "queues"], ["g w", "workers"], ["g f", "workflows"],
+  ["g s", "schedules"], ["g h", "health"], ["g a", "API"], ["/", "find a task"], ["j  k", "down and up in a list"],
+  ["Enter", "open what is marked"], ["x", "choose what is marked"], ["n", "older page"], ["d", "light or dark"],
+  ["?", "these keys"], ["Esc", "close"],
+];
+
+let marked = -1;
+const rows = () => [...document.querySelectorAll("tr[data-row]")];
+
+function mark(step) {
+  const all = rows();
+  if (!all.length) return;
+  all[marked]?.classList.remove("marked");
+  all[marked]?.removeAttribute("data-mine");
+  marked = Math.max(0, Math.min(all.length - 1, marked + step));
+  all[marked].classList.add("marked");
+  all[marked].dataset.mine = "1";
+  all[marked].scrollIntoView({ block: "nearest" });
+}
+
+function help() {
+  const dialog = document.getElementById("keys");
+  const list = document.createElement("dl");
+  for (const [key, what] of HELP) {
+    const term = document.createElement("dt"), about = document.createElement("dd"), shown = document.createElement("kbd");
+    shown.textContent = key;
+    term.append(shown);
+    about.textContent = what;
+    list.append(term, about);
+  }
+  const title = document.createElement("h2");
+  title.textContent = "Keyboard shortcuts";
+  dialog.replaceChildren(title, list);
+  dialog.showModal();
+}
+
+const ACTS = {
+  "/": () => document.getElementById("search").focus(),
+  "?": help,
+  j: () => mark(1),
+  k: () => mark(-1),
+  x: () => rows()[marked]?.querySelector(".pick")?.click(),
+  n: () => document.getElementById("older")?.click(),
+  d: () => document.getElementById("theme").click(),
+  Enter: () => {
+    const target = rows()[marked]?.querySelector("a");
+    if (target) location.assign(target.href);
+  },
+};
+
+export function keys() {
+  let going = 0;
+  document.getElementById("help").addEventListener("click", help);
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input, textarea, select")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (document.querySelector("dialog[open]")) return;
+    if (event.key === "Enter" && event.target.matches("a, button, summary")) return;
+    const screen = Date.now() - going < PATIENCE && document.querySelector(`nav [data-key="${CSS.escape(event.key)}"]`);
+    going = event.key === "g" ? Date.now() : 0;
+    if (screen) return void location.assign(screen.href);
+    if (ACTS[event.key]) {
+      event.preventDefault();
+      ACTS[event.key]();
+    }
+  });
+  document.addEventListener("click", (event) => {
+    const row = event.target.closest("tr[data-href]");
+    if (row && !event.target.closest("a, button, input, summary") && !getSelection().toString()) location.assign(row.dataset.href);
+  });
+}

@@ -1,0 +1,64 @@
+// Keeps the open page up to date: on news from the server the page is fetched again and only what differs is changed.
+import { morph } from "./morph.js";
+
+const base = document.documentElement.dataset.base;
+const PAUSE = 1000, AGAIN = 2500;
+
+export function live() {
+  const main = document.getElementById("main"), sign = document.getElementById("live");
+  const banner = document.getElementById("banner");
+  let loading = false, wanted = false, trouble = Boolean(main.querySelector(".trouble")), last = 0;
+
+  function say(state, text) {
+    sign.className = `live ${state}`;
+    sign.querySelector("span").textContent = text;
+  }
+
+  function tell(message) {
+    banner.textContent = message ?? "";
+    banner.hidden = !message;
+  }
+
+  async function load() {
+    const answer = await fetch(location.href, { headers: { "X-Horsies-Fragment": "1" }, redirect: "manual" });
+    if (answer.type === "opaqueredirect" || answer.status === 401) return location.reload();
+    const html = await answer.text();
+    if (answer.status === 503) throw new Error(new DOMParser().parseFromString(html, "text/html").querySelector("h1")?.textContent);
+    const fresh = document.createElement("main");
+    fresh.innerHTML = html; // rendered and escaped by the server; scripts in it would not run
+    morph(main, fresh);
+    document.dispatchEvent(new CustomEvent("fresh"));
+  }
+
+  async function refresh() {
+    if (loading || document.hidden) return void (wanted = true);
+    loading = true;
+    wanted = false;
+    try {
+      await load();
+      trouble = false;
+      tell(null);
+      say("on", "live");
+    } catch (error) {
+      trouble = true;
+      say("off", "waiting");
+      const problem = error instanceof TypeError ? "The dashboard does not answer." : error.message;
+      tell(`${problem || "Something is wrong."} You see how it was at ${new Date(last || performance.timeOrigin).toLocaleTimeString()}; trying again.`);
+    }
+    if (!trouble) last = Date.now();
+    setTimeout(() => {
+      loading = false;
+      if (wanted || trouble) refresh();
+    }, trouble ? AGAIN : PAUSE);
+  }
+
+  const source = new EventSource(`${base}/events`);
+  source.addEventListener("open", () => say("on", "live"));
+  source.addEventListener("changed", refresh);
+  source.addEventListener("trouble", refresh);
+  // A stream ends now and then, and the browser opens the next: only one that stays away is worth a word.
+  source.addEventListener("error", () => setTimeout(() => source.readyState !== EventSource.OPEN && say("off", "waiting"), AGAIN));
+  document.addEventListener("visibilitychange", () => !document.hidden && wanted && refresh());
+  if (trouble) setTimeout(refresh, AGAIN);
+  return refresh;
+}

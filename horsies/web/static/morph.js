@@ -1,0 +1,42 @@
+// Make one tree like another with as few changes as possible, so that focus, selection and scroll positions stay.
+// What a viewer has set stays as well: ticked boxes, opened details, text that is being typed.
+
+export function morph(old, fresh) {
+  const kept = new Map();
+  for (const child of old.children) if (child.dataset?.row) kept.set(child.dataset.row, child);
+  let at = old.firstChild;
+  for (const wanted of [...fresh.childNodes]) {
+    const known = wanted.dataset?.row && kept.get(wanted.dataset.row);
+    const match = known ?? (at && alike(at, wanted) ? at : null);
+    if (!match) {
+      old.insertBefore(wanted, at);
+      continue;
+    }
+    if (match !== at) old.insertBefore(match, at);
+    else at = at.nextSibling;
+    update(match, wanted);
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+function alike(old, fresh) {
+  return old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && old.dataset?.row === fresh.dataset?.row;
+}
+
+function update(old, fresh) {
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+    return;
+  }
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && !theirs(old, name)) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !theirs(old, name)) old.removeAttribute(name);
+  if (old.dataset.whole !== "shown") morph(old, fresh);
+}
+
+function theirs(element, name) {
+  return (name === "open" && element.nodeName === "DETAILS") || name === "data-mine" || name === "data-whole" || (name === "class" && element.dataset.mine);
+}

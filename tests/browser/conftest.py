@@ -1,0 +1,41 @@
+"""One browser for the run, and viewers who complain of nothing unless a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser.viewer import THREAD, Viewer, browsing, chromium
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if chromium() is None:
+        pytest.skip("there is no Chromium: install one, or name it in HORSIES_TEST_CHROMIUM")
+    session = browsing()
+    yield THREAD.submit(session.__enter__).result()
+    THREAD.submit(session.__exit__, None, None, None).result()
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    with Proxy(database_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def watch(browser: Browser) -> Iterator[Callable[..., Viewer]]:
+    """Viewers of a dashboard, who in the end must have nothing to complain of."""
+    viewers: list[Viewer] = []
+
+    def new(base: str, **settings: object) -> Viewer:
+        viewers.append(Viewer(browser, base, **settings))  # pyright: ignore[reportArgumentType]
+        return viewers[-1]
+
+    yield new
+    for viewer in viewers:
+        THREAD.submit(viewer.close).result()
+    assert [viewer.complaints for viewer in viewers] == [[] for _ in viewers]

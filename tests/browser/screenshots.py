@@ -1,0 +1,91 @@
+"""Take the pictures of the documentation: `python -m tests.browser.screenshots` writes docs/images/."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser
+
+from horsies import PostgresConfig, embedded
+from horsies.storage.migrate import migrate
+from tests.browser.scene import fill_day
+from tests.browser.server import dashboard
+from tests.browser.shop import SOURCE
+from tests.browser.viewer import Viewer, browsing
+from tests.support.waiting import eventually
+from tests.support.workers import Workplace
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as home:
+        server = embedded.ensure(Path(home), announce=lambda _: None)
+        try:
+            asyncio.run(migrate(PostgresConfig(database_url=server.url)))
+            fill_day(server.url, 9_000)
+            with Workplace(Path(home), server.url) as place, browsing() as browser:
+                place.write(SOURCE)
+                shop = place.load()
+                place.start("--processes", "3", "--with-scheduler")
+                scenes = play(shop)
+                place.run("suspend", "--queue", "mail")
+                for customer in range(23):
+                    shop.send_mail.send(to=f"{customer}@shop.example", subject="Your order is on its way")
+                with dashboard(shop.app, enable_actions=True) as base:
+                    take(browser, base, scenes)
+        finally:
+            embedded.stop(Path(home), remove=True)
+
+
+def play(shop: Any) -> dict[str, str]:
+    """Let things happen; gives where to look."""
+    lost = shop.send_mail.send(to="ann@shop.invalid", subject="Your order").unwrap()
+    for order in range(40):
+        shop.charge_card.send(order=order, amount="12.50")
+    flow = shop.month_end().start().unwrap()
+    flow.get(timeout_ms=20_000)
+    lost.get(timeout_ms=20_000)
+    report = shop.render_report.send(pages=200).unwrap()
+    shop.render_report.send(pages=180)
+    eventually(lambda: report.progress().unwrap() is not None, what="the report's progress")
+    return {"failed": lost.task_id, "running": report.task_id, "workflow": flow.workflow_id}
+
+
+def take(browser: Browser, base: str, scenes: dict[str, str]) -> None:
+    wide = {
+        "overview": "/?range=24h",
+        "tasks": "/tasks",
+        "task": f"/tasks/{scenes['failed']}",
+        "task-running": f"/tasks/{scenes['running']}",
+        "queues": "/queues",
+        "workers": "/workers",
+        "schedules": "/schedules",
+        "workflow": f"/workflows/{scenes['workflow']}",
+        "health": "/health",
+    }
+    for name, path in wide.items():
+        shoot(browser, base, name, path)
+    shoot(browser, base, "overview-dark", "/?range=6h", dark=True)
+    shoot(browser, base, "overview-phone", "/?range=1h", width=390)
+
+
+def shoot(browser: Browser, base: str, name: str, path: str, **settings: Any) -> None:
+    viewer = Viewer(browser, base, **settings)
+    viewer.open(path)
+    viewer.page.locator(".live.on").wait_for()
+    end = viewer.page.evaluate("document.querySelector('main').getBoundingClientRect().bottom")
+    size = viewer.page.viewport_size
+    assert size is not None
+    viewer.page.set_viewport_size({"width": size["width"], "height": max(560, min(900, int(end) + 20))})
+    viewer.page.screenshot(path=IMAGES / f"{name}.png")
+    viewer.close()
+    assert viewer.complaints == [], viewer.complaints
+
+
+if __name__ == "__main__":
+    main()
