@@ -80,7 +80,7 @@ class Engine:
         self._news = asyncio.Event()
         self._look = True
         self._more = [True for _ in pools]  # whether there was more to take than room for it
-        self._said_waiting = (False, False)
+        self._said_waiting: tuple[bool, bool] = (False, False)
         self._unsettled: dict[str, Claimed] = {}
         self._due_at: float | None = None
         self._due_unknown = True
