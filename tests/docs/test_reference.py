@@ -114,7 +114,8 @@ def test_every_code_of_a_task_and_of_a_send_is_explained() -> None:
 
 
 def test_every_flag_of_a_worker_is_listed() -> None:
-    worker = horsies.commands["worker"]
+    worker = horsies.get_command(click.Context(horsies), "worker")
+    assert worker is not None
     flags = {flag for option in worker.params if isinstance(option, click.Option) for flag in option.opts}
 
     listed = {flag.split()[0] for row in tables(DOCS / "workers.md")["Flags"] for flag in row[0].split(", ")}
