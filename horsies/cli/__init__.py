@@ -35,6 +35,7 @@ COMMANDS = {
     "workflows": "workflows",
     "migrate": "migrate",
     "doctor": "doctor",
+    "explain": "explain",
     "db": "db",
     "demo": "demo",
 }

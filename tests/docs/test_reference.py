@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, Field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +27,8 @@ from horsies import (
 )
 from horsies.cli import horsies
 from horsies.status import BUILTIN_CODE_REGISTRY
-from tests.docs.pages import ROOT, prose, tables
+from tests.docs.generate import pages
+from tests.docs.pages import ROOT, anchors, prose, tables
 
 DOCS = ROOT / "docs"
 MODELS: list[Any] = [
@@ -105,6 +107,23 @@ def test_every_error_code_has_a_cause_and_a_remedy_or_is_called_reserved() -> No
         assert row[2].startswith("reserved for ") == (code not in codes_in_use()), code
         assert len(row) == 4
         assert all(row), code
+
+
+def test_every_error_code_has_an_anchor_of_its_own() -> None:
+    assert {anchor for anchor in anchors(DOCS / "errors.md") if anchor.startswith("hrs-")} == {
+        code.lower() for code in ErrorCode
+    }
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_what_is_made_of_the_code_is_up_to_date(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == pages()[path], "run: python -m tests.docs.generate"
+
+
+def test_the_site_leads_to_every_page() -> None:
+    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
 def test_every_code_of_a_task_and_of_a_send_is_explained() -> None:
