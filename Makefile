@@ -10,8 +10,8 @@ USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 unexport PYTHONDONTWRITEBYTECODE
 
 # The whole suite but the fault drills, which take long: make faults.
-TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/integrations tests/web tests/browser tests/docs \
-	tests/faults/test_checker.py
+TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/integrations tests/testing tests/web tests/browser \
+	tests/docs tests/faults/test_checker.py
 # What `python -m bench` is told, such as --quick.
 BENCH ?=
 # How long a soak lasts.
@@ -20,7 +20,7 @@ SOAK_MINUTES ?= 60
 FAULTS_SCALE ?= 3
 FAULTS_SENDS ?= 1000000
 
-.PHONY: help demo test lint types bench faults soak clean
+.PHONY: help demo test lint types docs bench faults soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo 'make test    run the whole test suite on a PostgreSQL of its own'
 	@echo 'make lint    style and import rules'
 	@echo 'make types   type check'
+	@echo 'make docs    build the site into build/site; fails on a link that leads nowhere'
 	@echo 'make bench   measure how fast it is on this machine, for two hours; BENCH=--quick for two minutes'
 	@echo 'make faults  the fault drills at length, and how fast this machine recovers from what'
 	@echo 'make soak    a load under fault after fault, for SOAK_MINUTES'
@@ -47,6 +48,10 @@ lint: $(VENV)/.develops
 types: $(VENV)/.develops
 	$(BIN)/pyright
 
+docs: $(VENV)/.documents
+	$(BIN)/pytest tests/docs/test_pages.py tests/docs/test_reference.py -k 'not block_of_a_page'
+	$(BIN)/zensical build --clean --strict
+
 bench: $(VENV)/.develops
 	$(BIN)/python -m bench $(BENCH)
 
@@ -60,7 +65,7 @@ soak: $(VENV)/.develops
 
 clean:
 	rm -rf .venv .venv-3.* .bench build dist *.egg-info
-	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A file in the environment marks what is installed in it, so that only a changed pyproject.toml installs again.
@@ -72,6 +77,10 @@ $(VENV)/.runs: pyproject.toml | $(BIN)/python
 $(VENV)/.develops: pyproject.toml | $(BIN)/python
 	$(call install,-e '.[local]' --group dev)
 	@touch $@ $(VENV)/.runs
+
+$(VENV)/.documents: $(VENV)/.develops
+	$(call install,--group docs)
+	@touch $@
 
 # pip knows dependency groups from 25.1 on.
 ifdef USE_UV

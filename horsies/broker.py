@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from random import random
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -41,6 +41,13 @@ T = TypeVar("T")
 RESENDS = 3
 
 
+class Inline(Protocol):
+    """Runs what was sent, at once and here; a test may want that."""
+
+    def run(self) -> None: ...
+    async def run_async(self) -> None: ...
+
+
 def resolve(config: AppConfig) -> PostgresConfig:
     """The database to use: the configured one, the environment's, or a server of our own. May take a second."""
     if config.broker is not None:
@@ -62,6 +69,7 @@ class Broker:
         self.config = config
         self.sends_suppressed = False
         self.watchers: list[Watcher] = []
+        self.inline: Inline | None = None
         self._run_schema_migrations = run_schema_migrations
         self._opening: tuple[int, asyncio.Task[_Session]] | None = None
         self._resolved: PostgresConfig | None = None
@@ -82,6 +90,11 @@ class Broker:
     async def close_async(self) -> None:
         """Close this process's connections; the next call opens new ones."""
         await run_async(self._close())
+
+    async def move_to(self, postgres: PostgresConfig | None) -> None:
+        """Close this process's connections and use another database from now on; None: the one that is configured."""
+        await run_async(self._close())
+        self._resolved = postgres
 
     async def postgres(self) -> PostgresConfig:
         """Where the database is, found out once."""

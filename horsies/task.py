@@ -56,11 +56,11 @@ class Sender(Generic[P, T]):
         ...     case Ok(handle): print(handle.get())
         ...     case Err(error): print(error.code, error.message)
         """
-        return self._rows([(args, kwargs)]).and_then(self._store).map(self._first)
+        return self._rows([(args, kwargs)]).and_then(self._send).map(self._first)
 
     async def send_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
         """As `send`, without blocking the running loop."""
-        return (await self._store_async(self._rows([(args, kwargs)]))).map(self._first)
+        return (await self._send_async(self._rows([(args, kwargs)]))).map(self._first)
 
     def schedule(
         self, delay_seconds: int, *args: P.args, **kwargs: P.kwargs
@@ -70,14 +70,14 @@ class Sender(Generic[P, T]):
         >>> add.schedule(60, 2, 3)
         """
         return (
-            self._rows([(args, kwargs)], delay_seconds, scheduled=True).and_then(self._store).map(self._first)
+            self._rows([(args, kwargs)], delay_seconds, scheduled=True).and_then(self._send).map(self._first)
         )
 
     async def schedule_async(
         self, delay_seconds: int, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
         """As `schedule`, without blocking the running loop."""
-        return (await self._store_async(self._rows([(args, kwargs)], delay_seconds, scheduled=True))).map(
+        return (await self._send_async(self._rows([(args, kwargs)], delay_seconds, scheduled=True))).map(
             self._first
         )
 
@@ -86,11 +86,11 @@ class Sender(Generic[P, T]):
 
         >>> add.send_many([(1, 2), {"x": 3, "y": 4}])
         """
-        return self._rows(_unpacked(calls)).and_then(self._store).map(self._handles)
+        return self._rows(_unpacked(calls)).and_then(self._send).map(self._handles)
 
     async def send_many_async(self, calls: Iterable[Call]) -> TaskSendResult[list[TaskHandle[T]]]:
         """As `send_many`, without blocking the running loop."""
-        return (await self._store_async(self._rows(_unpacked(calls)))).map(self._handles)
+        return (await self._send_async(self._rows(_unpacked(calls)))).map(self._handles)
 
     def _rows(
         self,
@@ -105,6 +105,24 @@ class Sender(Generic[P, T]):
             return Ok(self._envelope.rows(calls, delay_seconds))
         except Refused as refusal:
             return Err(refused(refusal))
+
+    @property
+    def broker(self) -> Broker:
+        """Through which it is sent."""
+        return self._broker
+
+    def _send(self, rows: list[NewTask]) -> Stored:
+        """Store; where a test has tasks run as they are sent, run. What its transaction may yet undo has to wait."""
+        stored, inline = self._store(rows), self._broker.inline
+        if inline is not None and self._envelope.options.conn is None:
+            inline.run()
+        return stored
+
+    async def _send_async(self, prepared: Result[list[NewTask], TaskSendError]) -> Stored:
+        stored, inline = await self._store_async(prepared), self._broker.inline
+        if inline is not None and self._envelope.options.conn is None:
+            await inline.run_async()
+        return stored
 
     def _store(self, rows: list[NewTask]) -> Stored:
         with announced(self._broker, rows) as sent:

@@ -6,34 +6,56 @@ and 2 for a command line that cannot be understood.
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
-from horsies.cli.check import check
-from horsies.cli.db import db
-from horsies.cli.demo import demo
-from horsies.cli.doctor import doctor
-from horsies.cli.events import events
-from horsies.cli.health import health
-from horsies.cli.inspect import failed, info, show, tasks, why
-from horsies.cli.migrate import migrate
-from horsies.cli.operate import cancel, purge, requeue, resume, suspend
-from horsies.cli.report import report
-from horsies.cli.scheduler import scheduler
-from horsies.cli.schedules import schedules
-from horsies.cli.top import top
-from horsies.cli.web import web
-from horsies.cli.worker import worker
-from horsies.cli.workflows import workflows
 from horsies.errors import ErrorCode, HorsiesError
 
 _CLICKS_OWN = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError)
 
 
+# Where each command is defined, in the order in which help shows them. A command imports what it needs when it is called.
+COMMANDS = {
+    "worker": "worker",
+    "scheduler": "scheduler",
+    "dev": "dev",
+    "check": "check",
+    "info": "inspect",
+    "tasks": "inspect",
+    "show": "inspect",
+    "why": "inspect",
+    "failed": "inspect",
+    "requeue": "operate",
+    "cancel": "operate",
+    "suspend": "operate",
+    "resume": "operate",
+    "purge": "operate",
+    "events": "events",
+    "top": "top",
+    "web": "web",
+    "health": "health",
+    "schedules": "schedules",
+    "workflows": "workflows",
+    "migrate": "migrate",
+    "doctor": "doctor",
+    "explain": "explain",
+    "db": "db",
+    "demo": "demo",
+}
+
+
 class _Commands(click.Group):
-    """The group in which every error ends."""
+    """The group in which every error ends, and whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  as click calls it
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        return getattr(import_module(f"horsies.cli.{COMMANDS[cmd_name]}"), cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -49,14 +71,20 @@ class _Commands(click.Group):
         except _CLICKS_OWN:
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, a user is told about it
-            report(error)
+            _report(error)
             ctx.exit(1)
+
+
+def _report(error: Exception) -> None:
+    from horsies.cli.report import report  # knows the database's errors, which take long to import
+
+    report(error)
 
 
 def _refuse(error: click.UsageError, context: click.Context) -> NoReturn:
     """A command line that cannot be understood is an error like any other."""
     command = (error.ctx or context).command_path
-    report(
+    _report(
         HorsiesError(
             error.format_message(), code=ErrorCode.CLI_INVALID_ARGS, help_text=f"see `{command} --help`"
         )
@@ -69,20 +97,13 @@ def _refuse(error: click.UsageError, context: click.Context) -> NoReturn:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(version("horsies"), prog_name="horsies")
+@click.version_option(package_name="horsies", prog_name="horsies")
 @click.pass_context
 def horsies(context: click.Context) -> None:
     """A task queue and workflow engine on PostgreSQL alone."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         context.exit(1)
-
-
-for _command in (
-    worker, scheduler, schedules, workflows, check, migrate, doctor, demo, db, info, tasks, show, failed, why, requeue, cancel,
-    suspend, resume, purge, events, health, top, web,
-):  # fmt: skip
-    horsies.add_command(_command)
 
 
 def main() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from horsies import logs
-from horsies.app import Horsies
 from horsies.check import configured_database, unreadable_urls
 from horsies.config import AppConfig, PostgresConfig
 from horsies.discovery import load_app
 from horsies.errors import HorsiesError, MultipleValidationErrors
+
+if TYPE_CHECKING:
+    from horsies.app import Horsies
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -56,6 +58,8 @@ def locator_of(locator: str | None, module: str | None) -> str:
 
 def load(locator: str, loglevel: str) -> Horsies:
     """The app of a locator, with logging as it wants it."""
+    from horsies.app import Horsies  # workers and all: most commands do without
+
     logs.set_level(loglevel)
     app = load_app(locator)
     assert isinstance(app, Horsies), "a registry is made as an app"

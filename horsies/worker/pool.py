@@ -256,7 +256,7 @@ class ChildPool:
         for claimed in batch:
             self._next_ticket += 1
             child.calls[self._next_ticket] = claimed
-            sent.append(_call(self._next_ticket, claimed, self._limit_ms(claimed), self._valid_until))
+            sent.append(call_of(self._next_ticket, claimed, self._limit_ms(claimed), self._valid_until))
         child.transport.write(wire.frame(sent))
         if child.is_serial:
             if was_idle:
@@ -557,7 +557,8 @@ def _blame(child: Child, how: str) -> str:
     return how
 
 
-def _call(ticket: int, claimed: Claimed, limit_ms: int | None, valid_until: float) -> wire.Call:
+def call_of(ticket: int, claimed: Claimed, limit_ms: int | None, valid_until: float) -> wire.Call:
+    """What a child is told of a task that it is to run."""
     return wire.Call(
         ticket,
         claimed.id,

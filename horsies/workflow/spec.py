@@ -143,13 +143,19 @@ class WorkflowSpec(Generic[T_co]):
         ...     case Ok(handle): print(handle.workflow_id)
         ...     case Err(error): print(error.code, error.message)
         """
-        return run_sync(self._start(workflow_id))
+        started = run_sync(self._start(workflow_id))
+        if self.broker is not None and self.broker.inline is not None:
+            self.broker.inline.run()
+        return started
 
     async def start_async(
         self, workflow_id: str | UUID | None = None
     ) -> WorkflowStartResult[WorkflowHandle[T_co]]:
         """As `start`, without blocking the running loop."""
-        return await run_async(self._start(workflow_id))
+        started = await run_async(self._start(workflow_id))
+        if self.broker is not None and self.broker.inline is not None:
+            await self.broker.inline.run_async()
+        return started
 
     def retry_start(self, error: WorkflowStartError) -> WorkflowStartResult[WorkflowHandle[T_co]]:
         """Start again what could not be stored; it is started once, even if it was stored after all."""

@@ -9,11 +9,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # Pages whose blocks are run; on the others, headings and links are checked.
 RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*RUN, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    *RUN,
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+]
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 
@@ -45,8 +51,9 @@ def headings(page: Path) -> list[tuple[int, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that links into a page may end with, as GitHub makes them of headings."""
-    return {_NOT_IN_ANCHORS.sub("", text.lower()).replace(" ", "-") for _, text in headings(page)}
+    """The names that links into a page may end with: those written there, and those that are made of headings."""
+    written = set(_ANCHOR.findall(prose(page)))
+    return written | {_NOT_IN_ANCHORS.sub("", text.lower()).replace(" ", "-") for _, text in headings(page)}
 
 
 def links(page: Path) -> list[str]:
@@ -68,5 +75,5 @@ def tables(page: Path) -> dict[str, list[list[str]]]:
 
 
 def _cells(line: str) -> list[str]:
-    inner = line.strip().removeprefix("|").removesuffix("|").replace("\\|", "\0")
+    inner = _ANCHOR.sub("", line).strip().removeprefix("|").removesuffix("|").replace("\\|", "\0")
     return [cell.strip().replace("`", "").replace("\0", "|") for cell in inner.split("|")]

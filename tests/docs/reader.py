@@ -52,6 +52,7 @@ class Reader:
         self._place.env |= {
             "PATH": f"{scripts}:{self._place.env['PATH']}",
             "HORSIES_HOME": str(self._home),
+            "HORSIES_TEST_DATABASE_URL": database_url,
             "NO_COLOR": "1",
         }
         self._workers: list[RunningWorker] = []

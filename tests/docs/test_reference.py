@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, Field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +27,8 @@ from horsies import (
 )
 from horsies.cli import horsies
 from horsies.status import BUILTIN_CODE_REGISTRY
-from tests.docs.pages import ROOT, prose, tables
+from tests.docs.generate import pages
+from tests.docs.pages import ROOT, anchors, prose, tables
 
 DOCS = ROOT / "docs"
 MODELS: list[Any] = [
@@ -107,6 +109,23 @@ def test_every_error_code_has_a_cause_and_a_remedy_or_is_called_reserved() -> No
         assert all(row), code
 
 
+def test_every_error_code_has_an_anchor_of_its_own() -> None:
+    assert {anchor for anchor in anchors(DOCS / "errors.md") if anchor.startswith("hrs-")} == {
+        code.lower() for code in ErrorCode
+    }
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_what_is_made_of_the_code_is_up_to_date(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == pages()[path], "run: python -m tests.docs.generate"
+
+
+def test_the_site_leads_to_every_page() -> None:
+    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
 def test_every_code_of_a_task_and_of_a_send_is_explained() -> None:
     explained = {row[0] for rows in tables(DOCS / "errors-and-retries.md").values() for row in rows}
 
@@ -114,7 +133,8 @@ def test_every_code_of_a_task_and_of_a_send_is_explained() -> None:
 
 
 def test_every_flag_of_a_worker_is_listed() -> None:
-    worker = horsies.commands["worker"]
+    worker = horsies.get_command(click.Context(horsies), "worker")
+    assert worker is not None
     flags = {flag for option in worker.params if isinstance(option, click.Option) for flag in option.opts}
 
     listed = {flag.split()[0] for row in tables(DOCS / "workers.md")["Flags"] for flag in row[0].split(", ")}
