@@ -12,10 +12,11 @@ import pytest
 
 from horsies import BrokerErrorCode, Horsies, OutcomeCode
 from horsies.storage.cancelling import Cancellation
+from horsies.storage.tasks import Completed, stopped
 from horsies.storage.workers import Rules
 from horsies.worker.settle import Settler
 from tests.pg.conftest import Add, define_add
-from tests.pg.hands import Hands
+from tests.pg.hands import OK, Hands
 from tests.pg.players import Player
 
 Db = psycopg.Connection[dict[str, Any]]
@@ -56,6 +57,17 @@ def _return(hands: Hands, claimed: list[Any], _add: Add) -> None:
     assert hands.settle(claimed) == set()
 
 
+def _return_within_limits(hands: Hands, claimed: list[Any], _add: Add) -> None:
+    done = [Completed(task.id, task.claim_seq, OK) for task in claimed]
+    assert hands.exchange(done, rates=["add"])[0] == 0
+    hands.store([stopped(task) for task in claimed])
+
+
+def _be_given_back(hands: Hands, claimed: list[Any], _add: Add) -> None:
+    assert hands.give_back(claimed) == 0
+    hands.store([stopped(task) for task in claimed])
+
+
 def _break(hands: Hands, claimed: list[Any], _add: Add) -> None:
     assert hands.fail(claimed, delay_seconds=0) == {claimed[0].id: False}
 
@@ -71,7 +83,9 @@ def _lose_the_reply(hands: Hands, _claimed: list[Any], _add: Add) -> None:
     hands.end_unheld()
 
 
-@pytest.mark.parametrize("end", [_return, _break, _lose_the_worker, _lose_the_reply])
+@pytest.mark.parametrize(
+    "end", [_return, _return_within_limits, _be_given_back, _break, _lose_the_worker, _lose_the_reply]
+)
 def test_a_task_that_was_asked_to_stop_has_been_cancelled_however_it_ends(
     make_app: Callable[..., Horsies], hands: Hands, db: Db, end: Callable[..., None]
 ) -> None:
