@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 
-from bench import baseline, children, growth, measures, page, plots, schedules, workflows
+from bench import baseline, children, growth, measures, operations, page, plots, schedules, workflows
 from bench import report as reports
 from bench.app import app as main_app
 from bench.figures import Figure, merged
@@ -46,10 +46,12 @@ MEASURES: dict[str, Measure] = {
     "workers": lambda bench, scale: growth.workers(bench, scale.workers, scale.drained),
     "snapshot": lambda bench, scale: growth.snapshot(bench, scale.snapshot_seconds, scale.drained),
     "mixed": lambda bench, scale: growth.mixed(bench, scale.mixed),
+    "events": lambda bench, scale: operations.events(bench, scale.drained),
+    "operations": lambda bench, scale: operations.operations(bench, scale.requeued, scale.deleted),
     "idling": lambda bench, scale: growth.idling(bench, scale.idle_workers, scale.idle_seconds),
 }
 # Long by themselves, and steady: once is enough.
-ONCE = {"snapshot", "idling", "mixed", "schedules"}
+ONCE = {"snapshot", "idling", "mixed", "schedules", "operations"}
 
 
 def main() -> None:

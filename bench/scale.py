@@ -27,13 +27,27 @@ class Scale:
     workers: tuple[int, ...]
     snapshot_seconds: float
     mixed: int
+    requeued: int
+    deleted: int
     idle_workers: int
     idle_seconds: float
     peers: Size
 
 
 BASIC = ("drains", "sends", "latencies", "producers", "children", "caps", "workflows")
-GROWTH = ("schedules", "async", "backlog", "history", "queues", "workers", "snapshot", "mixed", "idling")
+GROWTH = (
+    "schedules",
+    "async",
+    "backlog",
+    "history",
+    "queues",
+    "workers",
+    "snapshot",
+    "mixed",
+    "events",
+    "operations",
+    "idling",
+)
 GROUPS = (*BASIC, *GROWTH, "peers")
 
 EVERYTHING = Scale(
@@ -53,6 +67,8 @@ EVERYTHING = Scale(
     workers=(1, 2, 4, 8),
     snapshot_seconds=600,
     mixed=400,
+    requeued=100_000,
+    deleted=1_000_000,
     idle_workers=20,
     idle_seconds=60,
     peers=FULL,
@@ -74,6 +90,8 @@ QUICK = Scale(
     workers=(1, 4),
     snapshot_seconds=10,
     mixed=60,
+    requeued=5_000,
+    deleted=20_000,
     idle_workers=2,
     idle_seconds=10,
     peers=REDUCED,

@@ -7,9 +7,10 @@ queued ─▶ processing ─▶ completed | failed | timeout | crashed | cancell
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Final
+
+import msgspec
 
 # What a worker does to tasks, and so can tell by itself.
 WORKER_KINDS: Final = (
@@ -28,8 +29,7 @@ KINDS: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that happened, and to what. Where `will_retry` is true, the task is tried again.
 
     >>> event.kind, event.task_name, event.attempt, event.error_code
@@ -64,9 +64,7 @@ class Event:
 
     def facts(self) -> dict[str, Any]:
         """What is known of it, by name, for JSON; what is not is left out."""
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        known["at"] = self.at.astimezone(UTC).isoformat(timespec="microseconds")
-        return {name: value for name, value in known.items() if value not in (None, False)}
+        return msgspec.to_builtins(self)
 
 
 Hook = Callable[[Event], object]

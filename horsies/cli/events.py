@@ -161,15 +161,12 @@ class _Place:
         while True:
             began = time.monotonic()
             until = await stored.horizon(connection)
-            is_new = False
-            async for passage in stored.read(connection, self._reading.wanted, self.since, until):
-                if passage.events:
-                    await self._reading.deliver(passage.events)
-                    is_new = True
-                if passage.until is not None:
+            if until > self.since:
+                async for passage in stored.read(connection, self._reading.wanted, self.since, until):
+                    if passage.events:
+                        await self._reading.deliver(passage.events)
                     self.since = passage.until
-                    await self._keep(connection, is_new)
-                    is_new = False
+                    await self._keep(connection, bool(passage.events))
             if not self._reading.follow:
                 return
             took = time.monotonic() - began

@@ -19,8 +19,8 @@ SQL = statements("events")
 
 # So many events are held at a time.
 PAGE = 1_000
-# Of the past, so much is read at a time at first, and twice as much after a stretch in which little happened.
-STRETCH = timedelta(minutes=1)
+# The least that two moments differ by.
+TICK = timedelta(microseconds=1)
 
 
 class Wanted(NamedTuple):
@@ -33,10 +33,10 @@ class Wanted(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Some events, and how far they reach: up to then there are no others."""
+    """Some events, and how far they reach: up to then, there are no others."""
 
     events: list[Event]
-    until: datetime | None  # None in the middle of a stretch
+    until: datetime
 
 
 async def horizon(connection: Connection) -> datetime:
@@ -49,33 +49,16 @@ async def horizon(connection: Connection) -> datetime:
 async def read(
     connection: Connection, wanted: Wanted, since: datetime, until: datetime
 ) -> AsyncGenerator[Passage]:
-    """What happened after `since` up to `until`, in order, some at a time; each stretch ends with how far it reaches."""
-    stretch = STRETCH
-    while since < until:
-        end = since + min(stretch, until - since)
-        page, count = await _page(connection, wanted, since, end, None), 0
-        while len(page) == PAGE:
-            yield Passage(page, None)
-            count += PAGE
-            page = await _page(connection, wanted, since, end, page[-1])
-        yield Passage(page, end)
-        since, stretch = end, STRETCH if count else 2 * stretch
+    """What happened after `since` up to `until`, in order, some at a time; the connection must keep its session.
 
-
-async def _page(
-    connection: Connection, wanted: Wanted, since: datetime, until: datetime, after: Event | None
-) -> list[Event]:
-    values = wanted._asdict() | {
-        "since": since,
-        "until": until,
-        "after": None if after is None else after.at,
-        "subject": None if after is None else after.subject,
-        "kind": None if after is None else after.kind,
-        "limit": PAGE,
-    }
-    # Planned each time, for these very moments: which days are read, and how, hangs on them.
-    cursor = await connection.execute(SQL["events"], values, prepare=False)
-    return [Event(*row) for row in await cursor.fetchall()]
+    The server keeps what is not fetched yet, outside of any transaction: whoever passes events on may take its time.
+    """
+    values = wanted._asdict() | {"since": since, "until": until}
+    async with connection.cursor("horsies_events", withhold=True) as cursor:
+        await cursor.execute(SQL["events"], values)
+        while len(page := [Event(*row) for row in await cursor.fetchmany(PAGE)]) == PAGE:
+            yield Passage(page, page[-1].at - TICK)  # at that very moment there may be more
+        yield Passage(page, until)
 
 
 async def position(connection: Connection, sink: str) -> datetime | None:

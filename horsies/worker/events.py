@@ -23,8 +23,12 @@ from horsies.storage.tasks import Claimed, Completed, Expired, Failure
 logger = logging.getLogger("horsies.worker")
 event_logger = logging.getLogger("horsies.events")
 
+_encode = msgspec.json.Encoder().encode
+
 # So many events wait for their hooks at most.
 MOST_WAITING = 10_000
+# Events are told in bulk, so that a busy worker is interrupted a few times a second and not by every batch.
+GATHER_SECONDS = 0.05
 # How long hooks may take for what is left when the worker stops.
 LAST_SECONDS = 2.0
 COMPLAIN_SECONDS = 10.0
@@ -61,8 +65,7 @@ class Herald:
         self._taken = self._told = (
             0  # how many events came in, and how many of them are told; each has one writer
         )
-        self._news = threading.Event()
-        self._closing = False
+        self._news, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, worker_id: Callable[[], str]) -> None:
@@ -74,7 +77,7 @@ class Herald:
 
     def close(self) -> None:
         """Tell what is left, as far as the hooks are quick about it."""
-        self._closing = True
+        self._closing.set()
         self._news.set()
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)
@@ -132,13 +135,14 @@ class Herald:
         complained, complained_at = 0, 0.0
         while True:
             self._news.wait(COMPLAIN_SECONDS)
+            self._closing.wait(GATHER_SECONDS)
             self._news.clear()
             while self._waiting:
                 self._call(self._waiting.popleft())
             if self.dropped > complained and time.monotonic() - complained_at > COMPLAIN_SECONDS:
                 complained, complained_at = self.dropped, time.monotonic()
                 logger.warning("%d events were dropped so far: the hooks do not keep up", complained)
-            if self._closing and not self._waiting:
+            if self._closing.is_set() and not self._waiting:
                 return
 
     def _call(self, told: _Told) -> None:
@@ -171,4 +175,7 @@ def _log_json(event: Event) -> None:
 
 
 def _log_text(event: Event) -> None:
-    event_logger.info("%s", msgspec.json.encode(event.facts()).decode())
+    if event_logger.isEnabledFor(logging.INFO):
+        # made by hand: looking up who logs takes longer than all the rest
+        line = _encode(event).decode()
+        event_logger.handle(logging.LogRecord(event_logger.name, logging.INFO, __file__, 0, line, None, None))

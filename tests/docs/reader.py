@@ -67,7 +67,7 @@ class Reader:
             case "python":
                 self._run_python(block)
             case "console":
-                for command, lines in _commands(block.text):
+                for command, lines in commands(block.text):
                     self._run_command(command, lines)
             case "sql":
                 with psycopg.connect(self._place.database_url, autocommit=True) as connection:
@@ -142,7 +142,7 @@ class Reader:
             embedded.stop(self._home, remove=True)
 
 
-def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
     """Each command with the lines that follow it."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, *lines = part.splitlines()

@@ -11,7 +11,7 @@ SELECT greatest(now() - interval '1 minute',
  WHERE datname = current_database() AND pid <> pg_backend_pid();
 
 -- name: events
--- What happened after one moment, up to another, one page of it. A row that has ended was sent and started before, so
+-- What happened after one moment, up to another. A row that has ended was sent and started before, so
 -- of history only what ended since is read. What runs is in no index, so the live table is walked.
 --
 -- A task of a schedule is dated by its slot, a whole second that may be long past; it was sent when it was first due.
@@ -82,12 +82,10 @@ SELECT kind, at, task_id::text, task_name, queue_name, attempt, error_code, mess
        workflow_id::text, workflow_name, schedule_name
   FROM event
  WHERE at > %(since)s AND at <= %(until)s
-   AND (%(after)s::timestamptz IS NULL OR (at, subject, kind) > (%(after)s, %(subject)s, %(kind)s))
    AND (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s))
    AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
    AND (%(name)s::text IS NULL OR coalesce(task_name, workflow_name, schedule_name) = %(name)s)
- ORDER BY at, subject, kind
- LIMIT %(limit)s;
+ ORDER BY at, subject, kind;
 
 -- name: position
 SELECT position FROM horsies_event_cursors WHERE sink = %(sink)s;
