@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
+from uuid import UUID
 
 import msgspec
 
@@ -41,7 +42,7 @@ class Running:
 
 @dataclass(slots=True, kw_only=True)
 class Sending:
-    """Tasks on their way into the database. Who watches may add headers; `failure` says why they were not stored."""
+    """Tasks on their way into the database, or a workflow. Who watches may add headers; `failure` says why it failed."""
 
     task_name: str
     queue: str
@@ -110,6 +111,22 @@ def entered(task: Running, watchers: Sequence[Watcher]) -> Generator[None]:
             yield
     finally:
         _caller.reset(token)
+
+
+@contextmanager
+def sending(
+    watchers: Sequence[Watcher], task_name: str, queue: str, ids: Iterable[UUID]
+) -> Generator[Sending]:
+    """Tasks are stored in this block, with the headers that are there by then, and those who watch are told."""
+    caller = caller_context()
+    sent = Sending(
+        task_name=task_name,
+        queue=queue,
+        task_ids=[str(task_id) for task_id in ids] if watchers else [],
+        headers={CALLER: caller} if caller else {},
+    )
+    with watched([watcher.sending for watcher in watchers], sent) if watchers else nullcontext():
+        yield sent
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def prepare(
     """The task of a call and its arguments, or the result that says why it cannot be run."""
     task = registry.tasks.get(call.task_name)
     if call.task_name == BUILD:
-        return None, {}, build_part(registry, call.kwargs, call.inputs)
+        return None, {}, build_part(registry, call.kwargs, call.inputs, headers_of(call.task_options))
     if task is None:
         message = f"this worker knows no task {call.task_name!r}"
         return None, {}, _err(OperationalErrorCode.WORKER_RESOLUTION_ERROR, message)
