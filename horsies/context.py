@@ -102,12 +102,17 @@ def caller_context() -> Headers:
     return _caller.get()
 
 
+def is_followed(watchers: Sequence[Watcher]) -> bool:
+    """Whether anything is to be said of, or carried by, what is sent here."""
+    return bool(watchers or _caller.get())
+
+
 @contextmanager
 def entered(task: Running, watchers: Sequence[Watcher]) -> Generator[None]:
     """This task runs in this block, with its caller's context, and those who watch are told."""
     token = _caller.set(part(task.headers, CALLER))
     try:
-        with watched([watcher.running for watcher in watchers], task) if watchers else nullcontext():
+        with watched([watcher.running for watcher in watchers], task):
             yield
     finally:
         _caller.reset(token)
@@ -122,10 +127,10 @@ def sending(
     sent = Sending(
         task_name=task_name,
         queue=queue,
-        task_ids=[str(task_id) for task_id in ids] if watchers else [],
+        task_ids=[str(task_id) for task_id in ids],
         headers={CALLER: caller} if caller else {},
     )
-    with watched([watcher.sending for watcher in watchers], sent) if watchers else nullcontext():
+    with watched([watcher.sending for watcher in watchers], sent):
         yield sent
 
 

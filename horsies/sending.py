@@ -288,13 +288,12 @@ def check_delay(delay_seconds: object) -> None:
 
 def announced(broker: Broker, rows: Sequence[NewTask]) -> AbstractContextManager[Sending]:
     """Tell those who watch that these tasks, all of one kind, are sent."""
-    names = (rows[0].task_name, rows[0].queue_name) if rows else ("", "")
-    return sending(broker.watchers, *names, (row.id for row in rows))
+    return sending(broker.watchers, rows[0].task_name, rows[0].queue_name, (row.id for row in rows))
 
 
 def carrying(sent: Sending, rows: list[NewTask]) -> list[NewTask]:
     """The rows with what is to travel with their tasks."""
-    if not sent.headers or not rows:
+    if not sent.headers:
         return rows
     options = with_headers(rows[0].task_options, sent.headers)
     return [msgspec.structs.replace(row, task_options=options) for row in rows]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from horsies.codec import ArgumentError, decode_result, describe_exception, encode_result
-from horsies.context import Running, entered, headers_of, worker_id
+from horsies.context import Headers, Running, entered, headers_of, worker_id
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.running import CurrentTask, Snooze, begin, end
@@ -32,11 +32,14 @@ MAX_RESULT = 128 * 1_048_576
 
 def execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end; an async task that was sent as a plain one gets a loop of its own."""
-    with entered(running := _running(call), registry.watchers):
-        return _noted(running, _execute(registry, call, run, running))
+    headers = headers_of(call.task_options)
+    if not (headers or registry.watchers):
+        return _execute(registry, call, run)
+    with entered(running := _running(call, headers), registry.watchers):
+        return _noted(running, run, _execute(registry, call, run))
 
 
-def _execute(registry: TaskRegistry, call: Call, run: Run, running: Running) -> Outcome:
+def _execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
@@ -46,7 +49,7 @@ def _execute(registry: TaskRegistry, call: Call, run: Run, running: Running) -> 
         returned = task.definition.fn(**kwargs)
         result = asyncio.run(returned) if task.definition.is_async else returned
     except BaseException as error:  # noqa: BLE001  the task's own failure, SystemExit and all, is its outcome
-        running.error = error
+        run.error = error
         return raised(registry, call, task, error, started)
     finally:
         end(token)
@@ -56,11 +59,14 @@ def _execute(registry: TaskRegistry, call: Call, run: Run, running: Running) -> 
 
 async def execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end beside others; a plain task that was sent as an async one gets a thread."""
-    with entered(running := _running(call), registry.watchers):
-        return _noted(running, await _execute_async(registry, call, run, running))
+    headers = headers_of(call.task_options)
+    if not (headers or registry.watchers):
+        return await _execute_async(registry, call, run)
+    with entered(running := _running(call, headers), registry.watchers):
+        return _noted(running, run, await _execute_async(registry, call, run))
 
 
-async def _execute_async(registry: TaskRegistry, call: Call, run: Run, running: Running) -> Outcome:
+async def _execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
@@ -72,7 +78,7 @@ async def _execute_async(registry: TaskRegistry, call: Call, run: Run, running: 
         else:
             result = await asyncio.to_thread(task.definition.fn, **kwargs)
     except BaseException as error:  # noqa: BLE001  the task's own failure, a cancellation and all, is its outcome
-        running.error = error
+        run.error = error
         return raised(registry, call, task, error, started)
     finally:
         end(token)
@@ -80,7 +86,7 @@ async def _execute_async(registry: TaskRegistry, call: Call, run: Run, running: 
     return conclude(registry, call, task, result, started)
 
 
-def _running(call: Call) -> Running:
+def _running(call: Call, headers: Headers) -> Running:
     """What is known of a call before it runs, for whoever watches."""
     return Running(
         task_id=call.task_id,
@@ -89,14 +95,14 @@ def _running(call: Call) -> Running:
         queue=call.queue_name,
         worker_id=worker_id(),
         payload=call.kwargs,
-        headers=headers_of(call.task_options),
+        headers=headers,
     )
 
 
-def _noted(running: Running, outcome: Outcome) -> Outcome:
-    """The outcome, which those who watch are shown before anybody else."""
-    if not outcome.ok and outcome.snooze_seconds is None:
-        running.code, running.message = outcome.error_code, outcome.message
+def _noted(running: Running, run: Run, outcome: Outcome) -> Outcome:
+    """The outcome, which those who watch are shown first. To be repeated later is no failure, nor to stop when asked to."""
+    if not outcome.ok and outcome.snooze_seconds is None and not run.is_cancelled():
+        running.error, running.code, running.message = run.error, outcome.error_code, outcome.message
     return outcome
 
 

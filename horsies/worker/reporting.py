@@ -36,6 +36,7 @@ class Run:
         is_cancelled: Callable[[], bool],
     ) -> None:
         self.is_cancelled = is_cancelled
+        self.error: BaseException | None = None  # what the task's code raised
         self._ticket = ticket
         self._send = send
         self._pid = os.getpid()

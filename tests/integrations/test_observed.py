@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from horsies import log_context
 from horsies.integrations import opentelemetry
 from horsies.integrations import structlog as for_structlog
+from tests.support.waiting import eventually
 from tests.support.workers import Workplace
 
 APP = """
@@ -102,6 +103,13 @@ async def refuse(reason: str) -> TaskResult[None, TaskError]:
     return TaskResult(err=TaskError(error_code="REFUSED", message=reason))
 
 
+@app.task("wait")
+async def wait() -> TaskResult[None, TaskError]:
+    (FOLDER / "waiting").touch()
+    await asyncio.sleep(60)
+    return TaskResult(ok=None)
+
+
 @app.task("node")
 def node() -> TaskResult[int, TaskError]:
     return TaskResult(ok=1)
@@ -136,8 +144,12 @@ class Story:
             self.said = app.speak.send("s3cret", False).unwrap()
             self.failed = app.speak.send("s3cret", True).unwrap()
             self.refused = app.refuse.send("closed").unwrap()
+            self.stopped = app.wait.send().unwrap()
             flow = app.app.workflow("flow", [app.node.node()()], definition_key="flow").start().unwrap()
         self.results = [each.get(timeout_ms=30_000) for each in (self.said, self.failed, self.refused)]
+        eventually((place.folder / "waiting").exists)
+        assert self.stopped.cancel().unwrap()
+        assert self.stopped.get(timeout_ms=30_000).err_value.error_code == "TASK_CANCELLED"
         assert flow.get(timeout_ms=30_000).is_ok()
         assert worker.stop() == 0
         self.worker = worker
@@ -222,7 +234,7 @@ def test_a_failed_attempt_is_reported_to_sentry_without_its_arguments(story: Sto
     assert first["contexts"]["horsies"]["task_name"] == first["transaction"] == "speak"
     assert refused["message"] == "refuse failed with REFUSED"
     assert "s3cret" not in json.dumps([first, second])
-    assert story.events_of(story.said.task_id) == []
+    assert story.events_of(story.said.task_id) == story.events_of(story.stopped.task_id) == []
 
 
 def test_what_goes_wrong_in_a_watcher_leaves_the_task_alone(story: Story) -> None:

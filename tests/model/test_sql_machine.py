@@ -384,7 +384,9 @@ def place(database_url: str) -> Iterator[Place]:
         crew = [stack.enter_context(closing(Crewman(database_url))) for _ in range(3)]
         db, other = (stack.enter_context(_session(database_url)) for _ in range(2))
         yield Place(crew, db, other)
-        db.execute("DELETE FROM horsies_in_flight")  # here workers claim within limits and without, which none does
+        db.execute(
+            "DELETE FROM horsies_in_flight"
+        )  # here workers claim within limits and without, which none does
 
 
 @pytest.mark.timeout(600 + EXAMPLES)
