@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from horsies.context import caller_context, worker_id
-from horsies.running import running_task
+from horsies.running import current_line
 
 # Everything that ends a line or moves the cursor, but for the line feed and the tab.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -27,8 +27,9 @@ _OUTSIDE = dict.fromkeys(TASK_FIELDS, "")
 
 def task_context() -> dict[str, Any]:
     """The task that runs here, and what `log_context` says; empty when none runs and nothing was said."""
-    said, task = dict(caller_context()), running_task()
-    if task is not None:
+    said, line = dict(caller_context()), current_line()
+    if line is not None:
+        task = line.task
         known = (task.id, task.name, task.attempt, task.queue_name, worker_id())
         said |= zip(TASK_FIELDS, known, strict=True)
     return said

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from horsies.codec import ArgumentError, decode_result, describe_exception, enco
 from horsies.context import Headers, Running, entered, headers_of, worker_id
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.results import TaskError, TaskResult
-from horsies.running import CurrentTask, Snooze, begin, end
+from horsies.running import Snooze, begin, end
 from horsies.status import BUILTIN_CODE_REGISTRY, OperationalErrorCode
 from horsies.storage.tasks import CANCELLED, CANCELLED_CODE
 from horsies.worker.building import build_part
@@ -34,56 +33,59 @@ def execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end; an async task that was sent as a plain one gets a loop of its own."""
     headers = headers_of(call.task_options)
     if not (headers or registry.watchers):
-        return _execute(registry, call, run)
+        return _execute(registry, call, run)[0]
     with entered(running := _running(call, headers), registry.watchers):
-        return _noted(running, run, _execute(registry, call, run))
+        return _noted(running, run, *_execute(registry, call, run))
 
 
-def _execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
+def _execute(registry: TaskRegistry, call: Call, run: Run) -> tuple[Outcome, BaseException | None]:
+    """The outcome, and what the task's code raised if it did."""
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
-        return conclude(registry, call, None, problem, started)
-    token = begin(_current(call, run))
+        return conclude(registry, call, None, problem, started), None
+    listen()
+    token = begin(run)
     try:
         returned = task.definition.fn(**kwargs)
         result = asyncio.run(returned) if task.definition.is_async else returned
     except BaseException as error:  # noqa: BLE001  the task's own failure, SystemExit and all, is its outcome
-        run.error = error
-        return raised(registry, call, task, error, started)
+        return raised(registry, call, task, error, started), error
     finally:
         end(token)
         run.end()
-    return conclude(registry, call, task, result, started)
+    return conclude(registry, call, task, result, started), None
 
 
 async def execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     """Run a call to its end beside others; a plain task that was sent as an async one gets a thread."""
     headers = headers_of(call.task_options)
     if not (headers or registry.watchers):
-        return await _execute_async(registry, call, run)
+        return (await _execute_async(registry, call, run))[0]
     with entered(running := _running(call, headers), registry.watchers):
-        return _noted(running, run, await _execute_async(registry, call, run))
+        return _noted(running, run, *(await _execute_async(registry, call, run)))
 
 
-async def _execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
+async def _execute_async(
+    registry: TaskRegistry, call: Call, run: Run
+) -> tuple[Outcome, BaseException | None]:
     started = time.perf_counter()
     task, kwargs, problem = prepare(registry, call)
     if task is None:
-        return conclude(registry, call, None, problem, started)
-    token = begin(_current(call, run))
+        return conclude(registry, call, None, problem, started), None
+    listen()
+    token = begin(run)
     try:
         if task.definition.is_async:
             result = await task.definition.fn(**kwargs)
         else:
             result = await asyncio.to_thread(task.definition.fn, **kwargs)
     except BaseException as error:  # noqa: BLE001  the task's own failure, a cancellation and all, is its outcome
-        run.error = error
-        return raised(registry, call, task, error, started)
+        return raised(registry, call, task, error, started), error
     finally:
         end(token)
         run.end()
-    return conclude(registry, call, task, result, started)
+    return conclude(registry, call, task, result, started), None
 
 
 def _running(call: Call, headers: Headers) -> Running:
@@ -99,21 +101,11 @@ def _running(call: Call, headers: Headers) -> Running:
     )
 
 
-def _noted(running: Running, run: Run, outcome: Outcome) -> Outcome:
+def _noted(running: Running, run: Run, outcome: Outcome, error: BaseException | None) -> Outcome:
     """The outcome, which those who watch are shown first. To be repeated later is no failure, nor to stop when asked to."""
     if not outcome.ok and outcome.snooze_seconds is None and not run.is_cancelled():
-        running.error, running.code, running.message = run.error, outcome.error_code, outcome.message
+        running.error, running.code, running.message = error, outcome.error_code, outcome.message
     return outcome
-
-
-def _current(call: Call, run: Run) -> CurrentTask:
-    """What the code of a call sees of itself."""
-    listen()
-    limit = call.timeout_ms
-    deadline = None if limit is None else datetime.now(UTC) + timedelta(milliseconds=limit)
-    return CurrentTask(
-        call.task_id, call.task_name, call.attempt, call.max_retries, call.queue_name, deadline, run
-    )
 
 
 def prepare(
