@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
+from uuid import UUID
 
 import msgspec
 
@@ -41,7 +42,7 @@ class Running:
 
 @dataclass(slots=True, kw_only=True)
 class Sending:
-    """Tasks on their way into the database. Who watches may add headers; `failure` says why they were not stored."""
+    """Tasks on their way into the database, or a workflow. Who watches may add headers; `failure` says why it failed."""
 
     task_name: str
     queue: str
@@ -101,15 +102,36 @@ def caller_context() -> Headers:
     return _caller.get()
 
 
+def is_followed(watchers: Sequence[Watcher]) -> bool:
+    """Whether anything is to be said of, or carried by, what is sent here."""
+    return bool(watchers or _caller.get())
+
+
 @contextmanager
 def entered(task: Running, watchers: Sequence[Watcher]) -> Generator[None]:
     """This task runs in this block, with its caller's context, and those who watch are told."""
     token = _caller.set(part(task.headers, CALLER))
     try:
-        with watched([watcher.running for watcher in watchers], task) if watchers else nullcontext():
+        with watched([watcher.running for watcher in watchers], task):
             yield
     finally:
         _caller.reset(token)
+
+
+@contextmanager
+def sending(
+    watchers: Sequence[Watcher], task_name: str, queue: str, ids: Iterable[UUID]
+) -> Generator[Sending]:
+    """Tasks are stored in this block, with the headers that are there by then, and those who watch are told."""
+    caller = caller_context()
+    sent = Sending(
+        task_name=task_name,
+        queue=queue,
+        task_ids=[str(task_id) for task_id in ids],
+        headers={CALLER: caller} if caller else {},
+    )
+    with watched([watcher.sending for watcher in watchers], sent):
+        yield sent
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
@@ -21,7 +21,7 @@ import psycopg
 from horsies.broker import Broker
 from horsies.codec import ArgumentError, Signature
 from horsies.config import CustomQueueConfig
-from horsies.context import CALLER, Sending, caller_context, watched, with_headers
+from horsies.context import Sending, sending, with_headers
 from horsies.errors import HorsiesError, is_whole_number, mask_passwords
 from horsies.rates import RateLimit
 from horsies.results import Err, Ok, Result, TaskSendError, TaskSendPayload
@@ -286,34 +286,22 @@ def check_delay(delay_seconds: object) -> None:
         raise Refused(f"delay_seconds is {delay_seconds!r}; use a whole number from 0 to a century")
 
 
-@contextmanager
-def announced(broker: Broker, rows: Sequence[NewTask]) -> Generator[Sending | None]:
-    """Tell those who watch that these tasks, all of one kind, are sent; None when there is nothing to say or to carry."""
-    context = caller_context()
-    if not rows or not (broker.watchers or context):
-        yield None
-        return
-    sent = Sending(
-        task_name=rows[0].task_name,
-        queue=rows[0].queue_name,
-        task_ids=[str(row.id) for row in rows],
-        headers={CALLER: dict(context)} if context else {},
-    )
-    with watched([watcher.sending for watcher in broker.watchers], sent):
-        yield sent
+def announced(broker: Broker, rows: Sequence[NewTask]) -> AbstractContextManager[Sending]:
+    """Tell those who watch that these tasks, all of one kind, are sent."""
+    return sending(broker.watchers, rows[0].task_name, rows[0].queue_name, (row.id for row in rows))
 
 
-def carrying(sent: Sending | None, rows: list[NewTask]) -> list[NewTask]:
+def carrying(sent: Sending, rows: list[NewTask]) -> list[NewTask]:
     """The rows with what is to travel with their tasks."""
-    if sent is None or not sent.headers:
+    if not sent.headers:
         return rows
     options = with_headers(rows[0].task_options, sent.headers)
     return [msgspec.structs.replace(row, task_options=options) for row in rows]
 
 
-def noted(sent: Sending | None, stored: Stored) -> Stored:
+def noted(sent: Sending, stored: Stored) -> Stored:
     """What came of a send, which those who watch are shown first."""
-    if sent is not None and isinstance(stored, Err):
+    if isinstance(stored, Err):
         sent.failure = stored.err_value.code
     return stored
 

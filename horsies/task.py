@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from horsies.broker import Broker
+from horsies.context import is_followed
 from horsies.handle import TaskHandle
 from horsies.portal import run_async, run_sync
 from horsies.results import Err, Ok, Result, TaskError, TaskResult, TaskSendError, TaskSendResult
@@ -125,6 +126,8 @@ class Sender(Generic[P, T]):
         return stored
 
     def _store(self, rows: list[NewTask]) -> Stored:
+        if not rows or not is_followed(self._broker.watchers):
+            return self._put(rows)
         with announced(self._broker, rows) as sent:
             return noted(sent, self._put(carrying(sent, rows)))
 
@@ -145,8 +148,11 @@ class Sender(Generic[P, T]):
     async def _store_async(self, prepared: Result[list[NewTask], TaskSendError]) -> Stored:
         if isinstance(prepared, Err):
             return prepared
-        with announced(self._broker, prepared.ok_value) as sent:
-            return noted(sent, await self._put_async(carrying(sent, prepared.ok_value)))
+        rows = prepared.ok_value
+        if not rows or not is_followed(self._broker.watchers):
+            return await self._put_async(rows)
+        with announced(self._broker, rows) as sent:
+            return noted(sent, await self._put_async(carrying(sent, rows)))
 
     async def _put_async(self, rows: list[NewTask]) -> Stored:
         connection = self._envelope.options.conn

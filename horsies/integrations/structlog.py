@@ -33,7 +33,8 @@ def instrument(app: TaskRegistry) -> None:
     >>> structlog.contextvars.bind_contextvars(request_id="7f3a")
     >>> add.send(2, 3)
     """
-    app.watchers.append(_Carrier())
+    if not any(isinstance(watcher, _Carrier) for watcher in app.watchers):
+        app.watchers.append(_Carrier())
 
 
 class _Carrier(Watcher):

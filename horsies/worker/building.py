@@ -11,13 +11,14 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from horsies.codec import decode_result
+from horsies.context import Headers
 from horsies.registry import TaskRegistry
 from horsies.results import TaskError, TaskResult
 from horsies.status import OperationalErrorCode
 from horsies.storage.ids import new_ids
 from horsies.workflow.context import Inputs, read_inputs
 from horsies.workflow.definition import DEFINITIONS
-from horsies.workflow.rows import part
+from horsies.workflow.rows import carrying, part
 from horsies.workflow.spec import build
 from horsies.workflow.types import hints_of
 
@@ -27,7 +28,9 @@ class _Asked(msgspec.Struct):
     kwargs: dict[str, Any]
 
 
-def build_part(registry: TaskRegistry, kwargs: str | None, inputs: str | None) -> TaskResult[Any, TaskError]:
+def build_part(
+    registry: TaskRegistry, kwargs: str | None, inputs: str | None, headers: Headers
+) -> TaskResult[Any, TaskError]:
     """The rows of a workflow, to be stored as a part of the one that asks for it."""
     asked = msgspec.json.decode(kwargs or "{}", type=_Asked)
     fed = read_inputs(inputs or "{}")
@@ -38,7 +41,7 @@ def build_part(registry: TaskRegistry, kwargs: str | None, inputs: str | None) -
         spec = build(definition, registry, {**asked.kwargs, **_results(definition, fed)})
     except Exception as error:  # noqa: BLE001  the user's code runs here, and what it raises is the node's error
         return _failed(f"{asked.definition_key!r} cannot be built: {type(error).__name__}: {error}")
-    return TaskResult(ok=msgspec.to_builtins(part(spec, new_ids(1)[0], fed)._asdict()))
+    return TaskResult(ok=msgspec.to_builtins(carrying(part(spec, new_ids(1)[0], fed), headers)._asdict()))
 
 
 def _results(definition: Any, fed: Inputs) -> dict[str, Any]:

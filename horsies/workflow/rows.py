@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from horsies.broker import Broker
+from horsies.context import Headers, with_headers
 from horsies.sending import TaskDefinition
 from horsies.status import WorkflowStatus, WorkflowTaskStatus
 from horsies.storage.ids import new_ids
@@ -79,6 +80,21 @@ def plan(spec: Drawing, workflow_id: UUID, limit: int | None) -> Plan:
                 f"{limit:,}; pass a reference to the data, or raise PayloadPolicy.reject_bytes"
             )
     return Plan(flows, nodes)
+
+
+def carrying(rows: Plan, headers: Headers) -> Plan:
+    """The rows with what is to travel with the tasks of a workflow, those that are sent later included."""
+    if not headers:
+        return rows
+    return Plan(
+        rows.flows,
+        [
+            msgspec.structs.replace(node, task_options=with_headers(node.task_options, headers))
+            if node.queue_name is not None
+            else node
+            for node in rows.nodes
+        ],
+    )
 
 
 def part(spec: Drawing, workflow_id: UUID, inputs: Inputs) -> Plan:

@@ -17,6 +17,7 @@ from uuid import UUID
 import psycopg
 
 from horsies.broker import RESENDS, Broker
+from horsies.context import Headers, sending
 from horsies.errors import ErrorCode, HorsiesError, ValidationReport, mask_passwords
 from horsies.portal import run_async, run_sync
 from horsies.results import Err, Ok, WorkflowStartError, WorkflowStartResult
@@ -28,7 +29,7 @@ from horsies.storage.ids import new_ids
 from horsies.workflow.graph import Entry, Policy, Resolver, wrong
 from horsies.workflow.handle import WorkflowHandle
 from horsies.workflow.nodes import AnyNode, Node, OnError, SubWorkflowNode, SuccessPolicy
-from horsies.workflow.rows import TooLarge, plan
+from horsies.workflow.rows import TooLarge, carrying, plan
 from horsies.workflow.types import value_type_of
 from horsies.workflow.validate import (
     check_deadline,
@@ -191,8 +192,17 @@ class WorkflowSpec(Generic[T_co]):
         if broker.sends_suppressed:
             message = "starts are suppressed while modules are imported"
             return self._failed(WorkflowStartErrorCode.VALIDATION_FAILED, message, str(flow_id))
+        with sending(broker.watchers, self.name, f"workflow {self.name}", [flow_id]) as sent:
+            started = await self._begin(broker, flow_id, sent.headers)
+            sent.failure = started.err_value.code if isinstance(started, Err) else None
+        return started
+
+    async def _begin(
+        self, broker: Broker, flow_id: UUID, headers: Headers
+    ) -> WorkflowStartResult[WorkflowHandle[T_co]]:
         try:
-            await self._store(broker, plan(self, flow_id, broker.config.payload.reject_bytes))
+            rows = plan(self, flow_id, broker.config.payload.reject_bytes)
+            await self._store(broker, carrying(rows, headers))
         except TooLarge as error:
             return self._failed(WorkflowStartErrorCode.VALIDATION_FAILED, str(error), str(flow_id))
         except (psycopg.Error, HorsiesError, OSError) as error:

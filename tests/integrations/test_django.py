@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from importlib.util import find_spec
 
+import pytest
+
+from horsies.errors import ConfigurationError
 from tests.support.workers import Workplace
 
 SETTINGS = """
@@ -25,7 +29,8 @@ DATABASES = {
         "HOST": url.hostname,
         "PORT": url.port,
         "OPTIONS": {"application_name": "the shop"},
-    }
+    },
+    "small": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
 }
 TASKS = {
     "default": {"BACKEND": "horsies.integrations.django.backend.HorsiesBackend", "QUEUES": ["default", "mail"]}
@@ -86,10 +91,12 @@ except Exception as error:
     gone = type(error).__name__
 greeted = ended(greet.get_result(greeted.id))
 later = greet.get_result(later.id)
+from horsies.integrations.django.backend import HorsiesBackend
+wrong = HorsiesBackend("wrong", {"OPTIONS": {"database": "small"}})
 print(json.dumps({
     "value": greeted.return_value, "args": greeted.args, "kwargs": greeted.kwargs, "attempts": greeted.attempts,
     "undone": gone, "refused": [refused.status, refused.errors[0].exception_class_path, refused.errors[0].traceback],
-    "later": [later.status, later.attempts],
+    "later": [later.status, later.attempts], "wrong": [problem.msg for problem in wrong.check()],
 }))
 """
 
@@ -125,6 +132,19 @@ def test_a_task_of_djangos_is_written_in_its_transaction_and_run_by_a_worker(
     assert (status, error) == ("FAILED", "builtins.ValueError")
     assert "closed" in traceback
     assert story["later"] == ["READY", 0]
+    assert story["wrong"] == ["the task backend 'wrong' is on the database 'small', which is sqlite"]
     queued = {row["task_name"]: row for row in db.execute("SELECT * FROM horsies_tasks").fetchall()}
     assert (queued["shop.tasks.greet"]["queue_name"], queued["shop.tasks.greet"]["priority"]) == ("mail", 40)
     assert queued["shop.tasks.refuse"]["priority"] == 100
+
+
+def test_a_django_without_tasks_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "django_tasks", None)
+    monkeypatch.delitem(sys.modules, "horsies.integrations.django.api", raising=False)
+
+    with pytest.raises(ConfigurationError, match=r"this Django has no tasks") as refused:
+        importlib.import_module("horsies.integrations.django.api")
+
+    assert refused.value.code == "HRS-219"
+    assert "django-tasks" in str(refused.value)

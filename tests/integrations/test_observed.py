@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from horsies import log_context
 from horsies.integrations import opentelemetry
 from horsies.integrations import structlog as for_structlog
+from tests.support.waiting import eventually
 from tests.support.workers import Workplace
 
 APP = """
@@ -100,6 +103,18 @@ async def refuse(reason: str) -> TaskResult[None, TaskError]:
     return TaskResult(err=TaskError(error_code="REFUSED", message=reason))
 
 
+@app.task("wait")
+async def wait() -> TaskResult[None, TaskError]:
+    (FOLDER / "waiting").touch()
+    await asyncio.sleep(60)
+    return TaskResult(ok=None)
+
+
+@app.task("node")
+def node() -> TaskResult[int, TaskError]:
+    return TaskResult(ok=1)
+
+
 class Broken(context.Watcher):
     def running(self, task):
         raise RuntimeError("a watcher's own trouble")
@@ -129,7 +144,13 @@ class Story:
             self.said = app.speak.send("s3cret", False).unwrap()
             self.failed = app.speak.send("s3cret", True).unwrap()
             self.refused = app.refuse.send("closed").unwrap()
+            self.stopped = app.wait.send().unwrap()
+            flow = app.app.workflow("flow", [app.node.node()()], definition_key="flow").start().unwrap()
         self.results = [each.get(timeout_ms=30_000) for each in (self.said, self.failed, self.refused)]
+        eventually((place.folder / "waiting").exists)
+        assert self.stopped.cancel().unwrap()
+        assert self.stopped.get(timeout_ms=30_000).err_value.error_code == "TASK_CANCELLED"
+        assert flow.get(timeout_ms=30_000).is_ok()
         assert worker.stop() == 0
         self.worker = worker
         self.folder = place.folder
@@ -157,64 +178,51 @@ def story(shared_workplace: Workplace) -> Story:
     return Story(shared_workplace, shared_workplace.load())
 
 
-def test_a_json_line_says_which_task_runs_for_whom(story: Story) -> None:
+def test_what_is_logged_says_which_task_runs_and_for_whom(story: Story) -> None:
+    said = story.said.task_id
     lines = [json.loads(line) for line in story.worker.log.splitlines() if line.startswith("{")]
-
-    hello = next(
-        line for line in lines if line["message"] == "hello" and line["task_id"] == story.said.task_id
-    )
+    hello = next(line for line in lines if line["message"] == "hello" and line["task_id"] == said)
     assert (hello["task_name"], hello["attempt"], hello["request_id"]) == ("speak", 1, "7f3a")
     assert len(hello["worker_id"]) == 36
     assert hello["queue"] == "my own"  # what the call itself says wins
     outside = next(line for line in lines if line["message"].startswith("Concurrency config"))
     assert not {"task_id", "attempt", "request_id"} & set(outside)
 
+    text = (story.folder / "text.log").read_text().splitlines()
+    assert {f"[{said}|speak|1] hello", f"[{story.failed.task_id}|speak|2] hello", "[||] at rest"} <= set(text)
 
-def test_a_format_of_ones_own_names_the_task_and_nothing_outside_of_one(story: Story) -> None:
-    lines = (story.folder / "text.log").read_text().splitlines()
-
-    assert f"[{story.said.task_id}|speak|1] hello" in lines
-    assert f"[{story.failed.task_id}|speak|2] hello" in lines
-    assert "[||] at rest" in lines
+    event = next(each for each in story.written("structlog.log") if each["task_id"] == said)
+    assert (event["customer"], event["request_id"], event["queue"]) == (7, "7f3a", "default")
 
 
-def test_an_event_of_structlog_has_the_task_and_what_was_bound_where_it_was_sent(story: Story) -> None:
-    first = story.written("structlog.log")[0]
+def test_a_trace_leads_from_the_request_through_the_send_to_every_attempt(story: Story) -> None:
+    *sends, request = story.spans.get_finished_spans()
+    for task_id, send in zip([story.said.task_id, story.failed.task_id], sends, strict=False):
+        assert send.attributes["messaging.message.id"] == task_id
+        assert send.parent.span_id == request.context.span_id
+        assert (send.kind.name, send.name) == ("PRODUCER", "send default")
+        for run in story.spans_of(task_id):
+            assert run["context"]["trace_id"] == f"0x{request.context.trace_id:032x}"
+            assert run["parent_id"] == f"0x{send.context.span_id:016x}"
+            assert (run["kind"], run["name"]) == ("SpanKind.CONSUMER", "process default")
+            assert run["attributes"]["messaging.system"] == "horsies"
 
-    assert first["task_id"] == story.said.task_id
-    assert (first["customer"], first["request_id"], first["queue"]) == (7, "7f3a", "default")
-
-
-def test_a_trace_leads_from_the_request_through_the_send_to_the_run(story: Story) -> None:
-    sends = {span.attributes["messaging.message.id"]: span for span in story.spans.get_finished_spans()[:-1]}
-    request = story.spans.get_finished_spans()[-1]
-    send = sends[story.said.task_id]
-    (run,) = story.spans_of(story.said.task_id)
-
-    assert send.parent.span_id == request.context.span_id
-    assert run["kind"] == "SpanKind.CONSUMER"
-    assert run["name"] == "process default"
-    assert run["context"]["trace_id"] == f"0x{request.context.trace_id:032x}"
-    assert run["parent_id"] == f"0x{send.context.span_id:016x}"
-    assert (send.kind.name, send.name, send.attributes["messaging.system"]) == (
-        "PRODUCER",
-        "send default",
-        "horsies",
-    )
-    assert run["status"]["status_code"] == "UNSET"
-    assert "s3cret" not in json.dumps(story.written("spans.jsonl"))
-
-
-def test_every_attempt_has_a_span_and_a_retry_a_link_to_the_send(story: Story) -> None:
+    (said,) = story.spans_of(story.said.task_id)
+    assert said["status"]["status_code"] == "UNSET"
     first, second = story.spans_of(story.failed.task_id)
-
-    assert first["parent_id"] == second["parent_id"]
     assert first["links"] == []
     assert second["links"][0]["context"]["span_id"] == second["parent_id"]
     for run in (first, second):
         assert run["status"]["status_code"] == "ERROR"
         assert run["attributes"]["error.type"] == "UNHANDLED_EXCEPTION"
         assert run["events"][0]["attributes"]["exception.type"] == "ValueError"
+
+    node = next(
+        span for span in story.written("spans.jsonl") if span["attributes"]["horsies.task.name"] == "node"
+    )
+    assert sends[-1].name == "send workflow flow"
+    assert node["parent_id"] == f"0x{sends[-1].context.span_id:016x}"
+    assert "s3cret" not in json.dumps(story.written("spans.jsonl"))
 
 
 def test_a_failed_attempt_is_reported_to_sentry_without_its_arguments(story: Story) -> None:
@@ -226,7 +234,7 @@ def test_a_failed_attempt_is_reported_to_sentry_without_its_arguments(story: Sto
     assert first["contexts"]["horsies"]["task_name"] == first["transaction"] == "speak"
     assert refused["message"] == "refuse failed with REFUSED"
     assert "s3cret" not in json.dumps([first, second])
-    assert story.events_of(story.said.task_id) == []
+    assert story.events_of(story.said.task_id) == story.events_of(story.stopped.task_id) == []
 
 
 def test_what_goes_wrong_in_a_watcher_leaves_the_task_alone(story: Story) -> None:
@@ -235,3 +243,23 @@ def test_what_goes_wrong_in_a_watcher_leaves_the_task_alone(story: Story) -> Non
     assert said.ok_value == "s3cret"
     assert (failed.err_value.error_code, refused.err_value.error_code) == ("UNHANDLED_EXCEPTION", "REFUSED")
     assert "a watcher's own trouble" in story.worker.log
+
+
+def test_nobody_pays_for_what_they_do_not_use() -> None:
+    others = {
+        "opentelemetry",
+        "sentry_sdk",
+        "structlog",
+        "fastapi",
+        "starlette",
+        "flask",
+        "django",
+        "textual",
+    }
+    script = "import sys, horsies.cli, horsies.worker.child; print(*{name.partition('.')[0] for name in sys.modules})"
+
+    imported = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert not others & set(imported.split())

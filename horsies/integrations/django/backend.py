@@ -20,7 +20,8 @@ from django.db import connections
 
 from horsies.integrations.django.api import BaseTaskBackend, Task, TaskResult, exceptions, signals
 from horsies.integrations.django.queue import queue_of
-from horsies.integrations.django.results import Recorded, new_result, recorded_result, runner
+from horsies.integrations.django.results import Recorded, new_result, recorded_result
+from horsies.integrations.django.runner import runner
 from horsies.portal import run_sync
 from horsies.results import TaskSendError
 from horsies.storage import monitor

@@ -1,4 +1,4 @@
-"""Tasks of Django's as they run and as they are recorded, in Django's words."""
+"""Tasks as they are recorded, in Django's words."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false
@@ -6,10 +6,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,8 +14,7 @@ import msgspec
 from horsies.codec import decode_result
 from horsies.integrations.django import api
 from horsies.integrations.django.api import TaskResultStatus
-from horsies.results import TaskError, TaskResult
-from horsies.running import current_task
+from horsies.results import TaskError
 from horsies.storage.monitor import Payload, TaskState
 
 _STATUS = {
@@ -87,44 +83,3 @@ def _error(error: TaskError) -> Any:
     return api.AttemptError(
         exception_class_path=path, traceback=told.get("traceback") or f"{error.error_code}: {error.message}"
     )
-
-
-def runner(backend: type[Any], task: Any) -> Callable[..., Any]:
-    """The function that runs one task of Django's, with the signals that Django has for that."""
-
-    def run(args: list[Any], kwargs: dict[str, Any]) -> TaskResult[Any, TaskError]:
-        with _announced(backend, task, args, kwargs) as given:
-            return TaskResult(ok=task.func(*given, **kwargs))
-
-    async def run_async(args: list[Any], kwargs: dict[str, Any]) -> TaskResult[Any, TaskError]:
-        with _announced(backend, task, args, kwargs) as given:
-            return TaskResult(ok=await task.func(*given, **kwargs))
-
-    return run_async if inspect.iscoroutinefunction(task.func) else run
-
-
-@contextmanager
-def _announced(
-    backend: type[Any], task: Any, args: list[Any], kwargs: dict[str, Any]
-) -> Generator[list[Any]]:
-    """Tell Django that a task starts and how it ends; gives its positional arguments."""
-    running, now = current_task(), datetime.now(UTC)
-    result = new_result(
-        task,
-        running.id,
-        args,
-        kwargs,
-        status=TaskResultStatus.RUNNING,
-        started_at=now,
-        last_attempted_at=now,
-        worker_ids=["horsies"] * running.attempt,
-    )
-    api.signals.task_started.send(backend, task_result=result)
-    ended = TaskResultStatus.FAILED
-    try:
-        yield [api.TaskContext(task_result=result), *args] if task.takes_context else args
-        ended = TaskResultStatus.SUCCESSFUL
-    finally:
-        object.__setattr__(result, "status", ended)
-        object.__setattr__(result, "finished_at", datetime.now(UTC))
-        api.signals.task_finished.send(backend, task_result=result)
