@@ -151,7 +151,7 @@ class Reading:
             suspended = operations.ALL_QUEUES in await operations.suspensions(connection)
             return Queues(await dashboard.queues(connection), suspended)
 
-        return await self._desk.read("queues", SOON, ask)
+        return await self._desk.read("queues", SOON, ask, 2)
 
     async def workers(self) -> list[Worker]:
         return await self._desk.read("workers", SOON, dashboard.workers)
@@ -165,14 +165,14 @@ class Reading:
         async def ask(connection: Connection) -> TaskPage:
             return await dashboard.tasks(connection, wanted, place, oldest, limit)
 
-        return await self._desk.read(("tasks", wanted, place, since, limit), SOON, ask)
+        return await self._desk.read(("tasks", wanted, place, since, limit), SOON, ask, 2)
 
     async def facets(self) -> Facets:
         async def ask(connection: Connection) -> tuple[list[Busy], list[tuple[str, int]]]:
             day = datetime.now(UTC) - timedelta(days=1)
             return await dashboard.busiest(connection, day, 500), await dashboard.codes(connection)
 
-        ended, codes = await self._desk.read("facets", SELDOM, ask)
+        ended, codes = await self._desk.read("facets", SELDOM, ask, 2)
         return facets((await self.queues()).queues, ended, codes)
 
     async def task(self, task_id: UUID) -> FullTask | None:
@@ -188,7 +188,7 @@ class Reading:
             attempts = [*_last_attempt(task, detail), *earlier]
             return FullTask(task, detail, attempts, reasons or [], progress, logs[-LINES:])
 
-        return await self._desk.read(("task", task_id), SOON, ask)
+        return await self._desk.read(("task", task_id), SOON, ask, 5)
 
     async def workflows(self, values: Mapping[str, Any], before: UUID, limit: int) -> list[Flow]:
         async def ask(connection: Connection) -> list[Flow]:
@@ -200,7 +200,7 @@ class Reading:
         async def ask(connection: Connection) -> tuple[FlowDetail, list[Node]] | None:
             return await dashboard.workflow(connection, workflow_id)
 
-        return await self._desk.read(("workflow", workflow_id), SOON, ask)
+        return await self._desk.read(("workflow", workflow_id), SOON, ask, 2)
 
     async def acts(self, limit: int) -> list[Act]:
         async def ask(connection: Connection) -> list[Act]:

@@ -147,7 +147,13 @@ def plot(title: str, unit: str, points: Sequence[Point], lines: list[Line]) -> P
         "lines": [{"label": line.label, "style": line.style, "values": line.values} for line in lines],
     }
     since, until = points[0].at.astimezone(UTC), (points[-1].at + step).astimezone(UTC)
-    dates = "%H:%M:%S" if step < timedelta(minutes=1) else "%H:%M" if until - since < timedelta(hours=12) else "%d %b %H:%M"
+    dates = (
+        "%H:%M:%S"
+        if step < timedelta(minutes=1)
+        else "%H:%M"
+        if until - since < timedelta(hours=12)
+        else "%d %b %H:%M"
+    )
     return Plot(title, unit, lines, drawn, top, since, until, dates, data)
 
 

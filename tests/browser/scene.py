@@ -14,7 +14,7 @@ from horsies.storage.database import connect
 from horsies.storage.rollups import roll
 
 HOSTILE_NAME = "<script>window.broken=1</script>\"'&{{7*7}}"
-HOSTILE_QUEUE = "\"><svg onload=window.broken=2>"
+HOSTILE_QUEUE = '"><svg onload=window.broken=2>'
 HOSTILE_TEXT = "</pre></script><img src=x onerror=window.broken=3><a href=javascript:window.broken=4>"
 HOSTILE_ID = UUID("01900000-0000-7000-8000-00000000beef")
 HUGE_ID = UUID("01900000-0000-7000-8000-00000000feed")
@@ -69,7 +69,14 @@ async def _count(url: str) -> None:
 def mean_harm(url: str) -> None:
     """Tasks with markup wherever text can be, one that is huge, and one whose result is no JSON."""
     error = {"error_code": HOSTILE_TEXT, "message": HOSTILE_TEXT, "exception": {"traceback": HOSTILE_TEXT}}
-    _fail(url, HOSTILE_ID, HOSTILE_NAME, json.dumps({"x": HOSTILE_TEXT}), json.dumps({"err": error}), HOSTILE_TEXT)
+    _fail(
+        url,
+        HOSTILE_ID,
+        HOSTILE_NAME,
+        json.dumps({"x": HOSTILE_TEXT}),
+        json.dumps({"err": error}),
+        HOSTILE_TEXT,
+    )
     _fail(url, HUGE_ID, "huge", json.dumps({"x": "y" * 200_000}), '{"err": null}', "HUGE")
     _fail(url, BINARY_ID, "binary", "\x01\x02 not JSON \ufffd", "\x01\x7f{\ufffd", "BINARY")
     with psycopg.connect(url, autocommit=True) as connection:

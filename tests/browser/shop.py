@@ -1,6 +1,6 @@
 """The source of an app with a bit of everything, as a shop might have it."""
 
-SOURCE = '''
+SOURCE = """
 app = Horsies(AppConfig(
     queue_mode=QueueMode.CUSTOM,
     custom_queues=[
@@ -85,4 +85,4 @@ def month_end():
     out = publish.node(node_id="publish")(sum=from_node(summed))
     return app.workflow("month end", [north, south, west, summed, kept, out], output=out,
                         definition_key="shop.month_end.v1")
-'''
+"""
