@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 
-from bench import baseline, children, growth, measures, page, plots, schedules, workflows
+from bench import baseline, children, dashboard, growth, measures, page, plots, schedules, workflows
 from bench import report as reports
 from bench.app import app as main_app
 from bench.figures import Figure, merged
@@ -47,9 +47,10 @@ MEASURES: dict[str, Measure] = {
     "snapshot": lambda bench, scale: growth.snapshot(bench, scale.snapshot_seconds, scale.drained),
     "mixed": lambda bench, scale: growth.mixed(bench, scale.mixed),
     "idling": lambda bench, scale: growth.idling(bench, scale.idle_workers, scale.idle_seconds),
+    "dashboard": lambda bench, scale: dashboard.dashboard(bench, scale.kept, scale.idle_seconds),
 }
 # Long by themselves, and steady: once is enough.
-ONCE = {"snapshot", "idling", "mixed", "schedules"}
+ONCE = {"snapshot", "idling", "mixed", "schedules", "dashboard"}
 
 
 def main() -> None:

@@ -33,7 +33,18 @@ class Scale:
 
 
 BASIC = ("drains", "sends", "latencies", "producers", "children", "caps", "workflows")
-GROWTH = ("schedules", "async", "backlog", "history", "queues", "workers", "snapshot", "mixed", "idling")
+GROWTH = (
+    "schedules",
+    "async",
+    "backlog",
+    "history",
+    "queues",
+    "workers",
+    "snapshot",
+    "mixed",
+    "idling",
+    "dashboard",
+)
 GROUPS = (*BASIC, *GROWTH, "peers")
 
 EVERYTHING = Scale(

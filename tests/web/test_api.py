@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,6 +16,7 @@ from horsies import PostgresConfig
 from horsies.portal import run_sync
 from horsies.storage.database import connect
 from horsies.storage.rollups import roll
+from tests.docs.pages import ROOT, tables
 from tests.web.conftest import get, post
 
 Call = Callable[..., list[httpx.Response]]
@@ -159,6 +161,16 @@ def test_counters_only_grow_whatever_is_deleted(call: Call, db: Db, database_url
             in answer.text
         )
         assert 'horsies_task_run_seconds_sum{queue="default",task="mail \\"x\\"\\n"} 120' in answer.text
+
+
+def test_the_page_on_metrics_lists_those_that_there_are(quiet_call: Call) -> None:
+    (answer,) = quiet_call(get("/metrics"))
+    told = re.findall(r"# TYPE (\w+) (\w+)", answer.text)
+
+    assert sorted((row[0], row[1]) for row in tables(ROOT / "docs" / "metrics.md")["Metrics"]) == sorted(told)
+    drawn = (ROOT / "examples" / "grafana" / "horsies.json").read_text()
+    used = {re.sub(r"_bucket$", "", name) for name in re.findall(r"horsies_\w+", drawn)}
+    assert used <= {name for name, _ in told}
 
 
 async def _count(url: str) -> None:

@@ -8,7 +8,11 @@ import subprocess
 import sys
 import urllib.request
 
+import click
+
+from horsies.cli.web import web
 from tests.cli.conftest import refused
+from tests.docs.pages import ROOT, tables
 from tests.support.workers import Workplace
 
 
@@ -46,6 +50,14 @@ def _once_it_answers(url: str, process: subprocess.Popen[str]) -> object:
             return urllib.request.urlopen(url)
         except OSError:
             continue
+
+
+def test_every_flag_is_listed() -> None:
+    flags = {flag for option in web.params if isinstance(option, click.Option) for flag in option.opts}
+
+    rows = tables(ROOT / "docs" / "dashboard.md")["Dashboard"]
+
+    assert {flag for row in rows for flag in row[0].split(", ")} == flags
 
 
 def test_a_dashboard_open_to_everybody_is_refused(workplace: Workplace) -> None:
