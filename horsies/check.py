@@ -1,8 +1,8 @@
 """Look for mistakes before anything runs.
 
 A check goes through phases and stops after the first that finds something, with everything that phase found: task
-modules that cannot be imported, workflows that cannot run as drawn, error codes that cannot mean what they say, schedules
-that could not be run, a database that cannot be used.
+modules that cannot be imported, workflows that cannot run as drawn, error codes that cannot mean what they say, tasks for
+failures that could not be sent, schedules that could not be run, a database that cannot be used.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from uuid import uuid4
 from psycopg import errors, sql
 
 from horsies.broker import resolve
+from horsies.codec import ArgumentError
 from horsies.config import AppConfig, PostgresConfig, database_url_from
 from horsies.discovery import import_module, suppressed_sends
 from horsies.errors import (
@@ -21,6 +22,8 @@ from horsies.errors import (
     DatabaseError,
     ErrorCode,
     HorsiesError,
+    RegistryError,
+    TaskDefinitionError,
     ValidationReport,
 )
 from horsies.portal import run_sync
@@ -60,6 +63,7 @@ def check(app: TaskRegistry, *, live: bool = False, schedules: bool = True) -> l
         _builders,
         _undecorated,
         _codes,
+        handler_problems,
         *([_schedules] if schedules else []),
         _database_url,
         *([_database] if live else []),
@@ -128,6 +132,37 @@ def _builtin(code: str | None) -> BuiltInTaskCode | None:
 
 def _collision(problem: str, remedy: str) -> HorsiesError:
     return ConfigurationError(problem, code=ErrorCode.CHECK_RESERVED_CODE_COLLISION, help_text=remedy)
+
+
+# What a task that is sent for the failure of another is given.
+_TOLD = {"task_id": "", "task_name": "", "error_code": "", "message": ""}
+
+
+def handler_problems(app: TaskRegistry) -> list[HorsiesError]:
+    """Tasks whose `on_failure` names no task, or one that cannot take what it is told."""
+    found: list[HorsiesError] = []
+    for task in (task.definition for task in app.tasks.values() if task.definition.on_failure is not None):
+        handler = app.tasks.get(task.on_failure or "")
+        if handler is None:
+            found.append(
+                RegistryError(
+                    f"task {task.name!r} has on_failure={task.on_failure!r}, and there is no such task",
+                    code=ErrorCode.TASK_NOT_REGISTERED,
+                    help_text=f"define it in this app, or use one of: {', '.join(app.list_tasks())}",
+                )
+            )
+            continue
+        try:
+            handler.definition.signature.encode((), _TOLD)
+        except ArgumentError as error:
+            found.append(
+                TaskDefinitionError(
+                    f"task {task.name!r} has on_failure={task.on_failure!r}, which cannot take what it is told: {error}",
+                    code=ErrorCode.TASK_INVALID_OPTIONS,
+                    help_text=f"give it the parameters {', '.join(_TOLD)}, each a str",
+                )
+            )
+    return found
 
 
 def _schedules(app: TaskRegistry) -> list[HorsiesError]:

@@ -83,6 +83,7 @@ class TaskRegistry:
         timeout_ms: int | None = None,
         priority: int | None = None,
         unique: Unique = None,
+        on_failure: AnyTask | str | None = None,
         idempotent: bool = False,
         rate_limit: str | None = None,
         **unknown: Any,
@@ -107,6 +108,7 @@ class TaskRegistry:
             "timeout_ms": timeout_ms,
             "priority": priority,
             "unique": unique,
+            "on_failure": on_failure.name if isinstance(on_failure, BaseTask) else on_failure,
             "idempotent": idempotent,
             "rate_limit": rate_limit,
         }
@@ -306,6 +308,8 @@ def _problems(
                 'write starts per period: "10/s", "100/m" or "500/h"',
             )
         )
+    if options["on_failure"] is not None and not isinstance(options["on_failure"], str):
+        found.append(wrong(f"has on_failure={options['on_failure']!r}", "use a task or the name of one"))
     code = options["default_unhandled_error_code"]
     if code is not None and not is_error_code(code):
         found.append(wrong(f"has default_unhandled_error_code={code!r}", "use a code such as MY_ERROR"))

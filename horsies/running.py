@@ -31,6 +31,8 @@ class Snooze(BaseException):
 class Line(Protocol):
     """The way from a task to whoever runs it."""
 
+    @property
+    def task(self) -> CurrentTask: ...
     def is_cancelled(self) -> bool: ...
     def report(self, done: float, total: float | None, message: str) -> None: ...
 
@@ -90,7 +92,8 @@ class CurrentTask:
         raise Snooze(seconds)
 
 
-_current: ContextVar[CurrentTask] = ContextVar("horsies_current_task")
+# Of most runs nobody asks which task they are: that is made when it is asked for.
+_line: ContextVar[Line] = ContextVar("horsies_line")
 
 
 def current_task() -> CurrentTask:
@@ -98,27 +101,26 @@ def current_task() -> CurrentTask:
 
     >>> current_task().id
     """
-    task = _current.get(None)
-    if task is None:
+    line = _line.get(None)
+    if line is None:
         raise HorsiesError(
             "no task runs here",
             code=ErrorCode.TASK_NOT_RUNNING,
             help_text="call current_task() in the code of a task that a worker runs; a thread of your own needs "
             "contextvars.copy_context().run",
         )
-    return task
+    return line.task
 
 
-def begin(task: CurrentTask) -> Token[CurrentTask]:
-    """From here on this task runs in this context, until `end`."""
-    return _current.set(task)
+def begin(line: Line) -> Token[Line]:
+    """From here on the task of this line runs in this context, until `end`."""
+    return _line.set(line)
 
 
-def end(token: Token[CurrentTask]) -> None:
-    _current.reset(token)
+def end(token: Token[Line]) -> None:
+    _line.reset(token)
 
 
-def line_of_current() -> Line | None:
+def current_line() -> Line | None:
     """The line of the task that runs in this context, if one does."""
-    task = _current.get(None)
-    return None if task is None else task._line  # pyright: ignore[reportPrivateUsage]  a secret of this module
+    return _line.get(None)

@@ -75,6 +75,7 @@ class TaskDefinition:
     unique: Unique = None
     idempotent: bool = False
     rate_limit: str | None = None
+    on_failure: str | None = None
 
     @property
     def rate(self) -> RateLimit | None:
@@ -97,6 +98,8 @@ class TaskDefinition:
             options["retry_policy"] = self.retry_policy.to_json()
         if self.idempotent:
             options["idempotent"] = True
+        if self.on_failure is not None:
+            options["on_failure"] = self.on_failure
         return msgspec.json.encode(options).decode() if options else None
 
 

@@ -330,6 +330,13 @@ async def give_back(connection: Connection, calls: Iterable[tuple[str, int]]) ->
     return (await connection.execute(SQL["give_back"], {"calls": as_json(rows)})).rowcount
 
 
+async def put_off(connection: Connection, calls: Iterable[tuple[str, int]], grace_seconds: float) -> set[str]:
+    """Give back tasks that are not known here, unless they have waited for so long; which were."""
+    rows = [{"id": task_id, "claim_seq": claim_seq} for task_id, claim_seq in calls]
+    values = {"calls": as_json(rows), "grace_seconds": grace_seconds}
+    return {row[0] for row in await (await connection.execute(SQL["put_off"], values)).fetchall()}
+
+
 async def expire(connection: Connection, worker_id: UUID, result: str) -> int:
     cursor = await connection.execute(SQL["expire"], {"worker_id": worker_id, "result": result})
     return cursor.rowcount

@@ -88,6 +88,7 @@ async def register(
         await connection.execute(SQL["register"], worker._asdict())
         await connection.execute(SQL["define"], {"rows": rows})
         await connection.execute(SQL["limit_rates"], {"rows": rows})
+        await connection.execute(SQL["welcome"], {"rows": rows})
         rates = await (await connection.execute(SQL["rates"])).fetchall()
         suspended = await operations.suspensions(connection)
     await prepare_history(connection)

@@ -78,7 +78,7 @@ class SerialServer:
                 if time.monotonic() > call.valid_until or call.ticket in self._outlet.cancelled:
                     self._send(wire.Returned([call.ticket]))
                     continue
-                self._send(execute(self._app, call, self._run_of(call)))
+                self._send(execute(self._app, call, Run(call, self._say, self._outlet.cancelled)))
                 if self._outlet.is_leaving:
                     break
             if self._outlet.is_leaving or self._outlet.is_closed:
@@ -86,9 +86,6 @@ class SerialServer:
         while self._receive():
             pass  # a living worker knows that it wrote this in vain
         return list(self._queue)
-
-    def _run_of(self, call: wire.Call) -> Run:
-        return Run(call.ticket, self._say, lambda: call.ticket in self._outlet.cancelled)
 
     def _say(self, message: wire.Progress | wire.Logged) -> bool:
         """Pass on what a task says. Not in the middle of a message, where a handler of its own signals may say it."""

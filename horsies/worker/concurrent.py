@@ -46,7 +46,7 @@ def run_of(call: wire.Call, outlet: Outlet) -> Run:
             outlet.send(message)
         return True
 
-    return Run(call.ticket, say, lambda: call.ticket in outlet.cancelled)
+    return Run(call, say, outlet.cancelled)
 
 
 class ThreadServer:

@@ -30,6 +30,7 @@ from horsies.worker.claim import Caps, Claimer, Owner
 from horsies.worker.pool import ChildPool
 from horsies.worker.settle import Settler
 from horsies.worker.wire import Outcome
+from horsies.workflow.rows import BUILD
 
 logger = logging.getLogger("horsies.worker")
 
@@ -70,6 +71,9 @@ class Engine:
         self.settler = Settler(app)
         self.stale_results = 0
         self._limits = limits
+        self._tasks = app.tasks
+        self._grace_seconds = app.config.unknown_task_grace_seconds
+        self._unknown: list[Claimed] = []  # claimed just now, and not known here
         self._queues = [queue.name for queue in queues]
         self._capacity = Capacity(pools, limits)
         self._claimer = Claimer(queues, self._capacity.pool_of, limits.max_claim_batch)
@@ -366,6 +370,8 @@ class Engine:
         if limit:
             self._claimer.claimed(claimed, now - began, now)
             self._take(claimed, rooms, now)
+        if self._unknown:
+            await self._put_off(connection)
         if now - began > SLOW_SECONDS and now > self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS
             await tasks.refresh(connection)
@@ -413,6 +419,9 @@ class Engine:
         for task in claimed:
             number = self._capacity.pool_of[task.is_async]
             found[number] += 1
+            if self._grace_seconds and task.task_name not in self._tasks and task.task_name != BUILD:
+                self._unknown.append(task)
+                continue
             (self._prefetched if task.pid is None else started[number]).append(task)
         for pool, calls in zip(pools, started, strict=True):
             if calls:
@@ -428,6 +437,23 @@ class Engine:
             self._look = True
         else:
             self._attention.looked(sum(found[number] for number in hungry), now)
+
+    async def _put_off(self, connection: Connection) -> None:
+        """Leave what is not known here to others, unless it has waited for them for too long: a child says so then."""
+        unknown, self._unknown = self._unknown, []
+        try:
+            put_off = await tasks.put_off(
+                connection, [(task.id, task.claim_seq) for task in unknown], self._grace_seconds
+            )
+        except TRANSIENT:
+            self._look = self._unsure = True  # they go back as they are
+            raise
+        self._due_unknown = True
+        late = [task for task in unknown if task.id not in put_off]
+        self._prefetched.extend(task for task in late if task.pid is None)
+        for number, pool in enumerate(self._capacity.pools):
+            mine = [task for task in late if self._capacity.pool_of[task.is_async] == number]
+            pool.submit([task for task in mine if task.pid is not None])
 
     async def _start(self, connection: Connection) -> None:
         """Send prefetched tasks to children; one that cannot be started is no longer ours or came too late."""

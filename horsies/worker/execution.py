@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from horsies.codec import ArgumentError, decode_result, describe_exception, encode_result
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.results import TaskError, TaskResult
-from horsies.running import CurrentTask, Snooze, begin, end
+from horsies.running import Snooze, begin, end
 from horsies.status import BUILTIN_CODE_REGISTRY, OperationalErrorCode
 from horsies.storage.tasks import CANCELLED, CANCELLED_CODE
 from horsies.worker.building import build_part
@@ -35,7 +34,8 @@ def execute(registry: TaskRegistry, call: Call, run: Run) -> Outcome:
     task, kwargs, problem = prepare(registry, call)
     if task is None:
         return conclude(registry, call, None, problem, started)
-    token = begin(_current(call, run))
+    listen()
+    token = begin(run)
     try:
         returned = task.definition.fn(**kwargs)
         result = asyncio.run(returned) if task.definition.is_async else returned
@@ -53,7 +53,8 @@ async def execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome
     task, kwargs, problem = prepare(registry, call)
     if task is None:
         return conclude(registry, call, None, problem, started)
-    token = begin(_current(call, run))
+    listen()
+    token = begin(run)
     try:
         if task.definition.is_async:
             result = await task.definition.fn(**kwargs)
@@ -65,16 +66,6 @@ async def execute_async(registry: TaskRegistry, call: Call, run: Run) -> Outcome
         end(token)
         run.end()
     return conclude(registry, call, task, result, started)
-
-
-def _current(call: Call, run: Run) -> CurrentTask:
-    """What the code of a call sees of itself."""
-    listen()
-    limit = call.timeout_ms
-    deadline = None if limit is None else datetime.now(UTC) + timedelta(milliseconds=limit)
-    return CurrentTask(
-        call.task_id, call.task_name, call.attempt, call.max_retries, call.queue_name, deadline, run
-    )
 
 
 def prepare(

@@ -58,6 +58,7 @@ class Settler:
                 delay,
                 node=task.node,
                 snoozed=is_snoozed,
+                on_failure=self._handler_of(task),
             )
         )
 
@@ -98,8 +99,23 @@ class Settler:
         policy = self.policy_of(task)
         delay = retry_delay(policy, code, retry_count=task.retry_count, random=random())
         return Failure(
-            task.id, task.claim_seq, result.decode(), code, message, message, delay, node=task.node
+            task.id,
+            task.claim_seq,
+            result.decode(),
+            code,
+            message,
+            message,
+            delay,
+            node=task.node,
+            on_failure=self._handler_of(task),
         )
+
+    def _handler_of(self, task: Claimed) -> str | None:
+        """The task to send if this one has failed for good, as with its policy."""
+        if task.task_options is None:
+            known = self._app.tasks.get(task.task_name)
+            return None if known is None else known.definition.on_failure
+        return _options(task).on_failure
 
     def policy_of(self, task: Claimed) -> RetryPolicy | None:
         """The retry policy that the task was sent with; a row made by hand goes by the task's own."""
@@ -139,6 +155,7 @@ def _fitting(outcomes: Sequence[Completed] | Sequence[Failure]) -> int:
 class _Options(msgspec.Struct):
     retry_policy: dict[str, Any] | None = None
     idempotent: bool = False
+    on_failure: str | None = None
 
 
 def _options(task: Claimed) -> _Options:

@@ -19,9 +19,10 @@ from typing import Any
 from uuid import uuid4
 
 from horsies.broker import resolve
+from horsies.check import handler_problems
 from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, WorkerConfig
 from horsies.discovery import import_modules, locate, refuse_while_loading
-from horsies.errors import ConfigurationError, ErrorCode
+from horsies.errors import ConfigurationError, ErrorCode, ValidationReport
 from horsies.registry import TaskRegistry
 from horsies.retry import backoff
 from horsies.scheduler.loop import Scheduler
@@ -62,6 +63,10 @@ class Worker:
     def __init__(self, app: TaskRegistry, config: WorkerConfig) -> None:
         refuse_while_loading()
         import_modules(app, config.imports)
+        report = ValidationReport("tasks for failures")
+        for problem in handler_problems(app):
+            report.add(problem)
+        report.raise_if_any()
         self._app = app
         self._config = config
         self._queues = queues_to_serve(app.config, config)

@@ -1,4 +1,4 @@
-"""`info`, `tasks`, `show`, `failed` and `requeue`, as a person and as a program reads them."""
+"""`info`, `tasks`, `show`, `failed`, `requeue` and `cancel`, as a person and as a program reads them."""
 
 from __future__ import annotations
 
@@ -145,6 +145,21 @@ def test_requeue_of_a_task_that_has_not_failed_fails(workplace, stored):
 
     assert result.returncode == 1
     assert "none of these tasks has failed" in result.stderr
+
+
+def test_cancel_says_what_became_of_each_task_and_which_there_is_not(workplace, stored, db):
+    missing = str(uuid4())
+    result = workplace.run("cancel", stored["PENDING"], stored["COMPLETED"], missing)
+
+    assert sorted(result.stdout.splitlines()) == sorted(
+        [f"{stored['PENDING']}: cancelled", f"{stored['COMPLETED']}: COMPLETED already"]
+    )
+    refused(result, "HRS-302", missing)
+    (action,) = db.execute("SELECT action, tasks FROM horsies_actions").fetchall()
+    assert action == {"action": "cancel", "tasks": 1}
+
+    document = json.loads(workplace.run("cancel", stored["PENDING"], "--json").stdout)
+    assert document == {"tasks": [{"task_id": stored["PENDING"], "status": "CANCELLED", "cancelled": False}]}
 
 
 def test_resume_tells_what_is_still_suspended(workplace):

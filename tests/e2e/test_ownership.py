@@ -105,6 +105,32 @@ async def _kill_and_renew(settings: ChildSettings, path: Path) -> list[str]:
     return seen[1:]  # the first one says that there was nothing else to let go of
 
 
+def test_a_call_that_waits_behind_another_is_not_begun_once_it_is_cancelled(
+    settings: ChildSettings, workplace: Workplace
+) -> None:
+    path = workplace.folder / "ran"
+    assert asyncio.run(_cancel_behind(settings, path)) == ["cancelled", "crashed"]
+    assert not path.exists()
+
+
+async def _cancel_behind(settings: ChildSettings, path: Path) -> list[str]:
+    """What becomes of the second of two calls of a child; the first is ended afterwards."""
+    seen = list[str]()
+    async with _pool(settings, seen) as pool:
+        pool.depth = 2
+        (pid, _) = pool.free(2)
+        first, second = _claimed(path, pid)._replace(task_name="hang"), _claimed(path, pid)
+        pool.submit([first, second])
+        pool.cancel([second.id])
+        async with asyncio.timeout(20):
+            while not seen:
+                await asyncio.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+            while pool.load:
+                await asyncio.sleep(0.01)
+    return seen
+
+
 def test_what_a_dead_child_had_not_begun_is_let_go_of_with_all_the_rest(
     settings: ChildSettings, workplace: Workplace
 ) -> None:

@@ -40,6 +40,12 @@ def hang() -> TaskResult[int, TaskError]:
 def leave() -> TaskResult[int, TaskError]:
     sys.exit(3)
 
+@app.task("heed")
+def heed() -> TaskResult[int, TaskError]:
+    while not current_task().cancelled():
+        time.sleep(0.005)
+    return TaskResult(ok=os.getpid())
+
 @app.task("close_everything")
 def close_everything() -> TaskResult[int, TaskError]:
     os.closerange(3, 256)
@@ -94,6 +100,19 @@ def test_a_task_past_its_limit_takes_its_process_and_the_others_learn_why(
     assert culprit.task_id in lost.message
     eventually(lambda: not is_alive(pid), what="their process being gone")
     assert office.tasks.where.send().unwrap().get(20_000).unwrap()[0] != pid
+
+
+def test_a_task_in_a_thread_is_told_to_stop_and_its_neighbours_are_not(office: Office, shared_db: Db) -> None:
+    one, other = office.tasks.heed.send().unwrap(), office.tasks.heed.send().unwrap()
+    for handle in (one, other):
+        until_status(shared_db, handle, "RUNNING")
+
+    one.cancel().unwrap()
+
+    assert one.get(20_000).err_value.error_code is OutcomeCode.TASK_CANCELLED
+    assert row(shared_db, other)["status"] == "RUNNING"
+    other.cancel().unwrap()
+    assert other.get(20_000).err_value.error_code is OutcomeCode.TASK_CANCELLED
 
 
 def test_what_a_task_raises_in_its_thread_is_its_own_failure(office: Office) -> None:

@@ -70,12 +70,14 @@ def _check_marks(task: dict[str, Any]) -> None:
     ended = status not in LIVE
     was_claimed = task["claimed_by_worker_id"] is not None
     assert was_claimed == (task["claimed_at"] is not None) == (task["claim_expires_at"] is not None)
-    assert was_claimed or status in ("PENDING", "EXPIRED")
-    assert (task["started_at"] is not None) == (status in ("RUNNING", "COMPLETED", "FAILED"))
+    assert was_claimed or status in ("PENDING", "EXPIRED", "CANCELLED")
+    if status != "CANCELLED":
+        assert (task["started_at"] is not None) == (status in ("RUNNING", "COMPLETED", "FAILED"))
     assert (task["terminal_at"] is not None) == (task["result"] is not None) == ended
     assert (task["completed_at"] is not None) == (status == "COMPLETED")
     assert (task["failed_at"] is not None) == (status == "FAILED")
-    assert (task["error_code"] is not None) == (status in ("FAILED", "EXPIRED"))
+    assert (task["error_code"] is not None) == (status in ("FAILED", "EXPIRED", "CANCELLED"))
+    assert (task["cancel_asked_at"] is None) or status in ("RUNNING", "CANCELLED")
 
 
 def _check_change(before: dict[str, Any], after: dict[str, Any]) -> None:

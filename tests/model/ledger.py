@@ -45,6 +45,7 @@ class Row:
     pid: int | None = None
     retry_count: int = 0
     crash_count: int = 0
+    is_asked: bool = False  # to stop
     attempts: list[Attempt] = field(default_factory=list[Attempt])
 
     @property
@@ -61,13 +62,36 @@ class Row:
         self.claim_seq += 1
 
     def end(self, status: str) -> None:
+        had_begun = self.status == "RUNNING"
         self.status = status
-        if status != "EXPIRED":
-            self.attempts.append((self.retry_count + 1, status, False, self.owner))
+        if had_begun:
+            outcome = "COMPLETED" if status == "COMPLETED" else "FAILED"
+            self.attempts.append((self.retry_count + 1, outcome, False, self.owner))
+
+    def cancel(self) -> str:
+        """The status that this leads to now."""
+        if self.status == "RUNNING":
+            self.is_asked = True
+        else:
+            self.end("CANCELLED")
+            self.claim_seq += 1
+        return self.status
+
+    def snooze(self) -> bool:
+        """Put a run off; whether there will be another."""
+        if self.is_asked:
+            self.end("CANCELLED")
+        else:
+            self.is_due = False
+            self.free()
+        return not self.is_asked
 
     def fail(self, delay_seconds: float | None, crashed: bool) -> bool:
         """End an attempt; whether there will be another."""
         self.crash_count += crashed
+        if self.is_asked:
+            self.end("CANCELLED")
+            return False
         if delay_seconds is None or not self.expiry.allows(delay_seconds):
             self.end("FAILED")
             return False
@@ -100,10 +124,26 @@ class Ledger:
     # What workers do
 
     def complete(self, tickets: Iterable[Claimed]) -> int:
-        ours = self._current(tickets, "RUNNING")
+        ours = [row for row in self._current(tickets, "RUNNING") if not row.is_asked]
         for row in ours:
             row.end("COMPLETED")
         return len(ours)
+
+    def cancel(self, ids: Iterable[str]) -> list[tuple[str, str, bool]]:
+        """Of each, what it is now, and whether the request was for anything."""
+        named = [self.rows[task_id] for task_id in dict.fromkeys(ids)]
+        return [
+            (str(row.id), row.cancel(), True) if row.status in LIVE else (str(row.id), row.status, False)
+            for row in named
+        ]
+
+    def stop(self, tickets: Iterable[Claimed]) -> dict[str, bool]:
+        """What was asked to stop runs no more."""
+        asked = [row for row in self._current(tickets, "RUNNING") if row.is_asked]
+        return {str(row.id): row.fail(None, crashed=False) for row in asked}
+
+    def snooze(self, tickets: Iterable[Claimed]) -> dict[str, bool]:
+        return {str(row.id): row.snooze() for row in self._current(tickets, "RUNNING")}
 
     def fail(self, tickets: Iterable[Claimed], delay_seconds: float | None, crashed: bool) -> dict[str, bool]:
         return {str(row.id): row.fail(delay_seconds, crashed) for row in self._current(tickets, "RUNNING")}
@@ -120,13 +160,14 @@ class Ledger:
 
     def release(self, owner: UUID, keep: Iterable[Claimed]) -> int:
         kept = {(ticket.id, ticket.claim_seq) for ticket in keep}
-        given = [row for row in self.held(owner, *LIVE) if (str(row.id), row.claim_seq) not in kept]
+        held = [row for row in self.held(owner, *LIVE) if not row.is_asked]
+        given = [row for row in held if (str(row.id), row.claim_seq) not in kept]
         for row in given:
             row.free()
         return len(given)
 
     def give_back(self, tickets: Iterable[Claimed]) -> int:
-        given = self._current(tickets, "RUNNING")
+        given = [row for row in self._current(tickets, "RUNNING") if not row.is_asked]
         for row in given:
             row.free()
         return len(given)

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 from psycopg.rows import dict_row
 
-from horsies.storage.tasks import Ask, Cap, Claimed, Line, Room
+from horsies.storage.tasks import Ask, Cap, Claimed, Line, Room, stopped
 from tests.model.crew import Crewman
 from tests.model.inspection import Inspector
 from tests.model.ledger import LIVE, NOT_YET, Expiry, Ledger, Member, Row, due_at
@@ -74,7 +74,7 @@ class TaskMachine(RuleBasedStateMachine):
 
     @initialize(sent=st.lists(st.tuples(st.integers(0, 255), facts), min_size=4, max_size=8))
     def begin(self, sent: list[tuple[int, dict[str, Any]]]) -> None:
-        for table in ("tasks", "attempts", "in_flight", "workers"):
+        for table in ("tasks", "attempts", "in_flight", "workers", "actions"):
             self._execute(f"DELETE FROM horsies_{table}")
         for crewman in self._crew:
             self._ledger.members[crewman.sign_on()] = Member()
@@ -232,6 +232,37 @@ class TaskMachine(RuleBasedStateMachine):
         for task_id in (task_id for task_id, again in answer.items() if again):
             self._ledger.rows[task_id].enqueued_at = self._inspector.retried_at(task_id)
 
+    @rule(by=someone, places=st.lists(some_row, min_size=1, max_size=3))
+    def cancel(self, by: int, places: list[int]) -> None:
+        """By an operator, whatever the tasks are doing."""
+        self._need("RUNNING", by)
+        running = [task_id for task_id, row in self._ledger.rows.items() if row.status == "RUNNING"]
+        every = [*running, *self._ledger.rows]
+        ids = [every[place % len(every)] for place in places]
+
+        answer = self._crew[by].cancel(*ids)
+
+        assert sorted(map(tuple, answer)) == sorted(self._ledger.cancel(ids))
+
+    @rule(by=someone, picks=picks)
+    def stop(self, by: int, picks: list[Pick]) -> None:
+        """What a child has ended because it was asked to, and perhaps something that it was not asked to."""
+        self._need("RUNNING", by)
+        tickets = self._chosen(picks)
+
+        assert self._crew[by].store([stopped(each) for each in tickets]) == self._ledger.stop(tickets)
+
+    @rule(by=someone, picks=picks)
+    def snooze(self, by: int, picks: list[Pick]) -> None:
+        self._need("RUNNING", by)
+        tickets = self._chosen(picks)
+
+        answer = self._crew[by].snooze(tickets)
+
+        assert answer == self._ledger.snooze(tickets)
+        for task_id in (task_id for task_id, again in answer.items() if again):
+            self._ledger.rows[task_id].enqueued_at = self._inspector.retried_at(task_id)
+
     @rule(by=someone, keep=st.lists(pick, max_size=2))
     def release(self, by: int, keep: list[Pick]) -> None:
         self._need("RUNNING", by)
@@ -353,6 +384,9 @@ def place(database_url: str) -> Iterator[Place]:
         crew = [stack.enter_context(closing(Crewman(database_url))) for _ in range(3)]
         db, other = (stack.enter_context(_session(database_url)) for _ in range(2))
         yield Place(crew, db, other)
+        db.execute(
+            "DELETE FROM horsies_in_flight"
+        )  # here workers claim within limits and without, which none does
 
 
 @pytest.mark.timeout(600 + EXAMPLES)

@@ -124,6 +124,19 @@ class Hands:
             )
             for task in claimed
         ]
+        return self.store(failures)
+
+    def snooze(self, claimed: Iterable[Claimed], seconds: float = 3_600) -> dict[str, bool]:
+        """End runs that are to be repeated later."""
+        return self.store(
+            [
+                Failure(task.id, task.claim_seq, ERR, "BROKEN", None, delay_seconds=seconds, snoozed=True)
+                for task in claimed
+            ]
+        )
+
+    def store(self, failures: Sequence[Failure]) -> dict[str, bool]:
+        """End attempts as a settler says."""
         return self._run(tasks.fail(self._connection, failures))
 
     def settle(self, claimed: Iterable[Claimed]) -> set[str]:
@@ -146,6 +159,10 @@ class Hands:
 
     def end_unheld(self) -> None:
         self._run(cancelling.end_unheld(self._connection, self.worker_id, []))
+
+    def put_off(self, claimed: Iterable[Claimed], grace_seconds: float) -> set[str]:
+        calls = [(task.id, task.claim_seq) for task in claimed]
+        return self._run(tasks.put_off(self._connection, calls, grace_seconds))
 
     def give_back(self, claimed: Iterable[Claimed]) -> int:
         return self._run(tasks.give_back(self._connection, [(task.id, task.claim_seq) for task in claimed]))

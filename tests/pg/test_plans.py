@@ -25,7 +25,18 @@ FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until"}
 
 _LINE = {"pool": 0, "queue_name": "default", "is_async": False, "rate_key": "", "quota": 100}
 _FROM_THE_START = {"priority": 0, "enqueued_at": SINCE, "id": str(UUID(int=0))}
-_CALL = json.dumps([{"id": str(UUID(int=7)), "claim_seq": 1, "pid": 1, "result": "1", "delay_seconds": 1.0}])
+_CALL = json.dumps(
+    [
+        {
+            "id": str(UUID(int=7)),
+            "claim_seq": 1,
+            "pid": 1,
+            "result": "1",
+            "delay_seconds": 1.0,
+            "on_failure": "add",
+        }
+    ]
+)
 VALUES: Mapping[str, Any] = {
     "completed": _CALL,
     "starts": _CALL,
@@ -44,6 +55,8 @@ VALUES: Mapping[str, Any] = {
     "hostname": "host",
     "process_name": "hands",
     "result": "1",
+    "cancelled": "1",
+    "grace_seconds": 1.0,
     "keep": _CALL,
     "ids": [UUID(int=7), UUID(int=8)],
     "id": UUID(int=7),
@@ -88,6 +101,8 @@ def busy_url(quiet_url: str) -> Iterator[str]:
         ("tasks", "start", {KEY}),
         ("tasks", "fail", {KEY}),
         ("tasks", "give_back", {KEY}),
+        ("tasks", "put_off", {KEY}),
+        ("cancelling", "cancel", {KEY}),
         ("tasks", "expire", {KEY, EXPIRY}),
         # The first row by expiry is one step into that index.
         ("tasks", "next_due", {CLAIM, f"{EXPIRY}, from its start"}),

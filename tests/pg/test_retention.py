@@ -157,6 +157,16 @@ def test_what_belongs_to_a_task_goes_with_it(db: Db, database_url: str) -> None:
             (task_id,),
         )
         db.execute(
+            "INSERT INTO horsies_progress (task_id, claim_seq, done, at)"
+            " VALUES (coalesce(%s, gen_random_uuid()), 1, 1, now() - interval '5 hours')",
+            (task_id,),
+        )
+        db.execute(
+            "INSERT INTO horsies_task_logs (task_id, claim_seq, seq, attempt, at, level, logger, message)"
+            " VALUES (coalesce(%s, gen_random_uuid()), 1, 0, 1, now() - interval '5 hours', 'INFO', 'l', 'm')",
+            (task_id,),
+        )
+        db.execute(
             "INSERT INTO horsies_idempotency_keys (idempotency_key, task_id, enqueue_sha, created_at)"
             " VALUES (coalesce(%s::text, 'k'), coalesce(%s, gen_random_uuid()), 's', now() - interval '5 hours')",
             (task_id, task_id),
@@ -167,8 +177,8 @@ def test_what_belongs_to_a_task_goes_with_it(db: Db, database_url: str) -> None:
 
     _sweep(database_url, terminal_record_retention_hours=2)
 
-    for table in ("horsies_attempts", "horsies_idempotency_keys", "horsies_actions"):
-        assert db.execute(f"SELECT 1 FROM {table}".encode()).fetchall() == [], table
+    for table in ("attempts", "progress", "task_logs", "idempotency_keys", "actions"):
+        assert db.execute(f"SELECT 1 FROM horsies_{table}".encode()).fetchall() == [], table
 
 
 def test_the_keys_and_attempts_of_a_task_that_is_kept_are_kept(db: Db, database_url: str) -> None:

@@ -22,6 +22,7 @@ SENDERS = {"producer", "worker", "scheduler"}
 READERS = {"viewer", "operator"}
 WATCHES = {"start", "watch", "look", "results", "result_for", "nodes", "list", "show", "tree"}
 VIEWS = {"horsies_task_attempts", "horsies_workflow_results"}
+READS = {"workflows": WATCHES, "notes": {"progress", "lines"}}
 OWNERS = {"schedules": "scheduler"}
 SENDS = {"send", "send_keyed", "wake", "taken", "finished", "watch", "look", "info", "attempts"}
 
@@ -90,6 +91,9 @@ DEEDS: dict[str, set[str]] = {
     "UPDATE horsies_workers SET worker_id = gen_random_uuid()": set(),
     "SELECT hostname FROM horsies_workers": {"worker", *READERS},
     "SELECT * FROM horsies_attempts": {"worker", *READERS},
+    "DELETE FROM horsies_task_logs": {"worker", "operator"},
+    "UPDATE horsies_task_logs SET message = ''": set(),
+    "UPDATE horsies_progress SET done = 1": {"worker"},
     "UPDATE horsies_rates SET spent_until = now()": {"worker"},
     "UPDATE horsies_task_definitions SET queue_name = 'other'": {"worker"},
     "DELETE FROM horsies_task_definitions": set(),
@@ -203,18 +207,21 @@ def test_a_viewer_writes_nothing_at_all(house: House, relations: list[str]) -> N
                 assert not is_allowed(connection, deed), deed
 
 
-@pytest.mark.parametrize("noun", ["tasks", "workers", "states", "schedules", "retention", "workflows"])
+@pytest.mark.parametrize(
+    "noun", ["tasks", "workers", "states", "schedules", "retention", "workflows", "notes", "cancelling"]
+)
 def test_every_statement_is_allowed_to_who_runs_it(house: House, noun: str) -> None:
     """A plan is made with all parameters NULL: rights are checked when it is about to run."""
     for role in sorted(SENDERS):
         with psycopg.connect(house.url(role), cursor_factory=psycopg.ClientCursor) as connection:
             for verb, statement in statements(noun).items():
-                if role == OWNERS.get(noun, "worker") or verb in (WATCHES if noun == "workflows" else SENDS):
+                if role == OWNERS.get(noun, "worker") or verb in READS.get(noun, SENDS):
                     connection.execute(b"EXPLAIN " + statement, defaultdict(lambda: None))
 
 
 @pytest.mark.parametrize(
-    ("noun", "roles"), [("monitor", READERS), ("why", READERS), ("operations", {"operator"})]
+    ("noun", "roles"),
+    [("monitor", READERS), ("why", READERS), ("operations", {"operator"}), ("cancelling", {"operator"})],
 )
 def test_every_question_and_act_is_allowed_to_who_may_have_it(
     house: House, noun: str, roles: set[str]

@@ -99,7 +99,7 @@ def mutants(document):
 
 def call(name, kwargs=None, args=None):
     call = Call(1, "id", name, args, kwargs, "default", 1, 0, None, 0.0, 1, None)
-    return execute(app, call, Run(1, lambda _: True, lambda: False))
+    return execute(app, call, Run(call, lambda _: True, ()))
 
 def policy(text):
     try:

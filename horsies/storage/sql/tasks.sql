@@ -334,7 +334,21 @@ WITH outcome AS (
            terminal_at = CASE WHEN again THEN NULL ELSE now() END
       FROM outcome
      WHERE task.live AND task.id = outcome.id
-    RETURNING task.id, task.awaited, again, task.queue_name
+    RETURNING task.id, task.awaited, again, task.queue_name, task.status, task.task_name, task.priority,
+              outcome.error_code, outcome.error_message, outcome.on_failure
+), sent AS (
+    -- As the workers know that task; it names none for its own failure, so that failures cannot go round in circles.
+    INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, timeout_ms, max_retries,
+                                    task_options, rate_key)
+    SELECT horsies_new_id(), ended.on_failure, coalesce(known.queue_name, ended.queue_name),
+           coalesce(known.is_async, false), coalesce(known.priority, ended.priority),
+           json_build_object('task_id', ended.id, 'task_name', ended.task_name,
+                             'error_code', coalesce(ended.error_code, ''),
+                             'message', coalesce(ended.error_message, ''))::text,
+           known.timeout_ms, coalesce(known.max_retries, 0), (known.task_options::jsonb - 'on_failure')::text,
+           coalesce(known.rate_key, '')
+      FROM ended LEFT JOIN horsies_task_definitions AS known ON known.task_name = ended.on_failure
+     WHERE ended.status = 'FAILED' AND ended.on_failure IS NOT NULL
 ), woken AS (
     SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))
       FROM (SELECT DISTINCT queue_name FROM ended WHERE again) AS touched
@@ -378,6 +392,29 @@ WITH freed AS (
       FROM (SELECT DISTINCT queue_name FROM freed) AS touched
 )
 SELECT id FROM freed CROSS JOIN woken;
+
+-- name: put_off
+-- Give back tasks that this worker does not know, for one that may, as long as there is time; in longer and longer spells.
+-- Those that are missing from the answer have waited long enough, or are no longer ours.
+WITH freed AS (
+    UPDATE horsies_tasks_live AS task
+       SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
+           claim_expires_at = NULL, started_at = NULL, worker_pid = NULL,
+           unknown_since = coalesce(task.unknown_since, task.enqueued_at),
+           enqueued_at = now() + least(
+               greatest(now() - coalesce(task.unknown_since, task.enqueued_at), interval '1 s'),
+               interval '30 s',
+               coalesce(task.unknown_since, task.enqueued_at) + make_interval(secs => %(grace_seconds)s) - now())
+      FROM json_to_recordset(CAST(%(calls)s AS json)) AS call (id uuid, claim_seq integer)
+     WHERE task.id = call.id AND task.claim_seq = call.claim_seq AND task.status IN ('CLAIMED', 'RUNNING')
+       AND task.cancel_asked_at IS NULL
+       AND coalesce(task.unknown_since, task.enqueued_at) + make_interval(secs => %(grace_seconds)s) > now()
+    RETURNING task.id, task.queue_name
+), woken AS (
+    SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))
+      FROM (SELECT DISTINCT queue_name FROM freed) AS touched
+)
+SELECT id::text FROM freed CROSS JOIN woken;
 
 -- name: expire
 -- End tasks whose time ran out before they were started, whether they wait here or in this worker.

@@ -36,6 +36,16 @@ SELECT task_name, rate_seconds, rate_burst FROM said WHERE rate_seconds IS NOT N
 ON CONFLICT (rate_key) DO UPDATE SET seconds = excluded.seconds, burst = excluded.burst
  WHERE (known.seconds, known.burst) <> (excluded.seconds, excluded.burst);
 
+-- name: welcome
+-- What was put off because nobody knew it, and this worker does, is due again as it was.
+UPDATE horsies_tasks_live AS task
+   SET enqueued_at = task.unknown_since, unknown_since = NULL
+  FROM (SELECT id FROM horsies_tasks_live
+         WHERE unknown_since IS NOT NULL AND status = 'PENDING'
+           AND task_name IN (SELECT task_name FROM json_to_recordset(%(rows)s::json) AS said (task_name text))
+           FOR UPDATE SKIP LOCKED) AS known
+ WHERE task.id = known.id;
+
 -- name: rates
 SELECT rate_key FROM horsies_rates ORDER BY rate_key;
 
