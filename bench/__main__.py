@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 
-from bench import baseline, children, growth, measures, operations, page, plots, schedules, workflows
+from bench import baseline, children, dashboard, growth, measures, operations, page, plots, schedules, workflows
 from bench import report as reports
 from bench.app import app as main_app
 from bench.figures import Figure, merged
@@ -49,9 +49,10 @@ MEASURES: dict[str, Measure] = {
     "events": lambda bench, scale: operations.events(bench, scale.drained),
     "operations": lambda bench, scale: operations.operations(bench, scale.requeued, scale.deleted),
     "idling": lambda bench, scale: growth.idling(bench, scale.idle_workers, scale.idle_seconds),
+    "dashboard": lambda bench, scale: dashboard.dashboard(bench, scale.kept, scale.idle_seconds),
 }
 # Long by themselves, and steady: once is enough.
-ONCE = {"snapshot", "idling", "mixed", "schedules", "operations"}
+ONCE = {"snapshot", "idling", "mixed", "schedules", "operations", "dashboard"}
 
 
 def main() -> None:

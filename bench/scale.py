@@ -47,6 +47,7 @@ GROWTH = (
     "events",
     "operations",
     "idling",
+    "dashboard",
 )
 GROUPS = (*BASIC, *GROWTH, "peers")
 

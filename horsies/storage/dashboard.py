@@ -60,7 +60,6 @@ class Busy(NamedTuple):
     failed: int
     other: int
     run_ms: int
-    runs: list[int]
 
 
 class Queue(NamedTuple):
@@ -77,8 +76,6 @@ class Queue(NamedTuple):
     sounded_oldest_seconds: float | None
     max_concurrency: int | None
     suspended_by: str | None
-    completed_in_a_day: int
-    failed_in_a_day: int
     workers: int
 
 

@@ -1,7 +1,7 @@
 """Ask the database once for everybody who wants to know the same.
 
 However many dashboards are open, the database is asked so many times a second and no more: an answer is kept for a moment,
-whoever asks meanwhile shares it or waits for the one on its way, and when enough was asked an older answer will do.
+longer when many different ones are wanted, and whoever asks meanwhile shares it or waits for the one on its way.
 """
 
 from __future__ import annotations
@@ -9,49 +9,63 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, NamedTuple, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-PER_SECOND = 12
+QUERIES_PER_SECOND = 15
+# What nobody has asked for so long, nobody wants to follow.
+WANTED_SECONDS = 10
 MOST_KEPT = 500
 
 
-class _Kept(NamedTuple):
+@dataclass(slots=True)
+class _Kept:
     value: Any
-    until: float
+    at: float
+    queries: int
+    wanted_at: float
 
 
 class Answers:
     """Answers by what was asked."""
 
-    def __init__(self, per_second: int = PER_SECOND, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, per_second: int = QUERIES_PER_SECOND, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._per_second = per_second
         self._clock = clock
         self._kept: dict[Hashable, _Kept] = {}
         self._asking: dict[Hashable, asyncio.Task[Any]] = {}
-        self._left, self._refilled = float(per_second), clock()
         self._changes = 0
 
-    async def get(self, key: Hashable, seconds: float, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a question, at most so many seconds old unless too much is being asked."""
-        kept = self._kept.get(key)
-        if kept is not None and (self._clock() < kept.until or not self._may_ask()):
-            return cast(T, kept.value)
+    async def get(
+        self, key: Hashable, seconds: float, ask: Callable[[], Awaitable[T]], queries: int = 1
+    ) -> T:
+        """The answer to a question that takes so many queries, so many seconds old unless too much is being asked."""
+        kept, now = self._kept.get(key), self._clock()
+        if kept is not None:
+            kept.wanted_at = now
+            if now < kept.at + max(seconds, self._round()):
+                return cast(T, kept.value)
         if key not in self._asking:
-            if kept is None:
-                self._may_ask()
-            self._asking[key] = asyncio.ensure_future(self._ask(key, seconds, ask))
-            self._asking[key].add_done_callback(lambda asked: self._asked(key, asked))
+            asking = asyncio.ensure_future(self._ask(key, queries, ask, self._changes))
+            asking.add_done_callback(lambda asked: self._asked(key, asked))
+            self._asking[key] = asking
         return cast(T, await asyncio.shield(self._asking[key]))
 
-    async def _ask(self, key: Hashable, seconds: float, ask: Callable[[], Awaitable[T]]) -> T:
-        changes = self._changes
+    def _round(self) -> float:
+        """How long it takes to ask for everything that is wanted just now, at the pace that is allowed."""
+        since = self._clock() - WANTED_SECONDS
+        return sum(kept.queries for kept in self._kept.values() if kept.wanted_at > since) / self._per_second
+
+    async def _ask(self, key: Hashable, queries: int, ask: Callable[[], Awaitable[T]], changes: int) -> T:
         value = await ask()
-        if changes != self._changes:
-            return value
-        self._kept.pop(key, None)
-        self._kept[key] = _Kept(value, self._clock() + seconds)
+        if changes == self._changes:
+            now = self._clock()
+            self._kept.pop(key, None)
+            self._kept[key] = _Kept(value, now, queries, now)
         while len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]
         return value
@@ -62,16 +76,6 @@ class Answers:
             del self._asking[key]
         if not asked.cancelled():
             asked.exception()
-
-    def _may_ask(self) -> bool:
-        now = self._clock()
-        self._left = min(self._per_second, self._left + (now - self._refilled) * self._per_second)
-        self._refilled = now
-        self._left -= 1
-        if self._left < 0:
-            self._left = max(self._left, -self._per_second)
-            return False
-        return True
 
     def forget(self) -> None:
         """Something was changed: everything is to be asked anew, also what is being asked just now."""

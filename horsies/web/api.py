@@ -122,8 +122,11 @@ class Api:
         return PlainTextResponse(text, headers={"content-disposition": name})
 
     async def queues(self, _request: Request) -> Response:
-        found = await self._reading.queues()
-        return answer({"suspended": found.all_suspended, "queues": plain(found.queues)})
+        found, days = await self._reading.queues(), await self._reading.days()
+        ended = {name: day._asdict() for name, day in days.items()}
+        return answer(
+            {"suspended": found.all_suspended, "queues": plain(found.queues), "ended_in_a_day": ended}
+        )
 
     async def workers(self, _request: Request) -> Response:
         workers, children = await self._reading.workers(), await self._reading.children()
@@ -150,7 +153,7 @@ class Api:
         return answer({**found[0]._asdict(), "nodes": plain(found[1])})
 
     async def health(self, _request: Request) -> Response:
-        found = await self._reading.health()
+        found = await self._reading.health() or {}
         return answer({"checks": list(found), "findings": [each for each in found.values() if each]})
 
     async def acts(self, request: Request) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
@@ -32,11 +32,19 @@ if TYPE_CHECKING:
 
 
 class Dashboard(Guard):
-    """The guarded app. Whoever serves it can have it let go of those who follow, so that the server can stop at once."""
+    """The guarded app. Served by itself, it closes its connections in the end; whoever mounts it may do so by `close`."""
 
-    def __init__(self, app: ASGIApp, access: Access, hang_up: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, access: Access, desk: Desk) -> None:
         super().__init__(app, access)
-        self.hang_up = hang_up
+        self._desk = desk
+
+    def hang_up(self) -> None:
+        """Let go of those who follow, so that a server can stop at once."""
+        self._desk.hub.hang_up()
+
+    async def close(self) -> None:
+        """Close the connections to the database; the next request opens new ones."""
+        await self._desk.close()
 
 
 def create_dashboard(
@@ -64,7 +72,7 @@ def create_dashboard(
         allowed_hosts=None if allowed_hosts is None else tuple(name.lower() for name in allowed_hosts),
     )
     desk = Desk(app_or_url, access)
-    return Dashboard(_application(desk), access, desk.hub.hang_up)
+    return Dashboard(_application(desk), access, desk)
 
 
 def _application(desk: Desk) -> Starlette:

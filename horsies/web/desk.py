@@ -38,9 +38,9 @@ class Desk:
             self._postgres = await asyncio.to_thread(resolve, self.app.config)
         return self._postgres
 
-    async def read(self, key: Hashable, seconds: float, work: Work[T]) -> T:
+    async def read(self, key: Hashable, seconds: float, work: Work[T], queries: int = 1) -> T:
         """An answer that may be so old, shared with everybody who asks the same."""
-        return await self.answers.get(key, seconds, lambda: self.look(work))
+        return await self.answers.get(key, seconds, lambda: self.look(work), queries)
 
     async def look(self, work: Work[T]) -> T:
         """Ask now."""
@@ -67,3 +67,4 @@ class Desk:
         for database in (self._reading, self._acting):
             if database is not None:
                 await database.close()
+        self._reading = self._acting = None

@@ -49,6 +49,7 @@ class Hub:
     async def follow(self) -> AsyncGenerator[str]:
         """The events for one viewer, as they go over the wire, until it leaves."""
         news: asyncio.Queue[str] = asyncio.Queue()
+        news.put_nowait(CHANGED)  # between the page and this stream something may have happened
         self._viewers.add(news)
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="horsies-web-hub")

@@ -20,7 +20,10 @@ from horsies.web.graph import HEIGHT, WIDTH, picture, timeline
 from horsies.web.reading import Overview, Reading, error_of
 from horsies.web.refusals import Refusal, not_found
 from horsies.web.routes import PARAMETERS
-from horsies.web.series import RANGES, Line, Plot, plot, quantile
+from horsies.web.series import RANGES, Line, Plot, plot
+
+# So long the doctor may keep a page waiting.
+PATIENCE = 0.1
 
 
 class Pages:
@@ -57,7 +60,7 @@ class Pages:
 
     async def overview(self, request: Request) -> Response:
         found = await self._reading.overview(inputs.range_of(request))
-        context = {"overview": found, "ranges": RANGES.values(), "plots": plots(found), "quantile": quantile}
+        context = {"overview": found, "ranges": RANGES.values(), "plots": plots(found)}
         return self.show(request, "overview.html", "Overview", **context)
 
     async def tasks(self, request: Request) -> Response:
@@ -98,7 +101,8 @@ class Pages:
         return self.show(request, "task.html", found.task.task_name, **context)
 
     async def queues(self, request: Request) -> Response:
-        return self.show(request, "queues.html", "Queues", found=await self._reading.queues())
+        found, days = await self._reading.queues(), await self._reading.days()
+        return self.show(request, "queues.html", "Queues", found=found, days=days)
 
     async def workers(self, request: Request) -> Response:
         workers, children = await self._reading.workers(), await self._reading.children()
@@ -148,7 +152,7 @@ class Pages:
         return self.show(request, "workflow.html", flow.name, **context)
 
     async def health(self, request: Request) -> Response:
-        found = await self._reading.health()
+        found = await self._reading.health(PATIENCE)
         return self.show(request, "health.html", "Health", found=found, acts=await self._reading.acts(20))
 
     async def api(self, request: Request) -> Response:

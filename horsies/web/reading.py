@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -42,7 +43,7 @@ from horsies.web.series import RANGES, SLOT, Point, Range, points
 
 # How old an answer may be, in seconds: what moves, what is counted by the minute, what takes long to find out.
 SOON, SELDOM, RARELY = 1.0, 10.0, 30.0
-BUSIEST = 12
+BUSIEST, MOST_NAMES = 12, 1_000
 UPCOMING = 5
 # So many lines of a task's log a page shows, the last ones.
 LINES = 1_000
@@ -65,6 +66,13 @@ class Overview(NamedTuple):
 class Queues(NamedTuple):
     queues: list[Queue]
     all_suspended: bool
+
+
+class Day(NamedTuple):
+    """What ended in a queue within a day."""
+
+    completed: int
+    failed: int
 
 
 class Facets(NamedTuple):
@@ -151,7 +159,7 @@ class Reading:
             suspended = operations.ALL_QUEUES in await operations.suspensions(connection)
             return Queues(await dashboard.queues(connection), suspended)
 
-        return await self._desk.read("queues", SOON, ask)
+        return await self._desk.read("queues", SOON, ask, 2)
 
     async def workers(self) -> list[Worker]:
         return await self._desk.read("workers", SOON, dashboard.workers)
@@ -165,15 +173,25 @@ class Reading:
         async def ask(connection: Connection) -> TaskPage:
             return await dashboard.tasks(connection, wanted, place, oldest, limit)
 
-        return await self._desk.read(("tasks", wanted, place, since, limit), SOON, ask)
+        return await self._desk.read(("tasks", wanted, place, since, limit), SOON, ask, 2)
+
+    async def days(self) -> dict[str, Day]:
+        """What ended within a day, by queue."""
+        found: dict[str, Day] = {}
+        for each in await self._ended():
+            before = found.get(each.queue_name, Day(0, 0))
+            found[each.queue_name] = Day(before.completed + each.completed, before.failed + each.failed)
+        return found
 
     async def facets(self) -> Facets:
-        async def ask(connection: Connection) -> tuple[list[Busy], list[tuple[str, int]]]:
-            day = datetime.now(UTC) - timedelta(days=1)
-            return await dashboard.busiest(connection, day, 500), await dashboard.codes(connection)
+        codes = await self._desk.read("codes", SELDOM, dashboard.codes)
+        return facets((await self.queues()).queues, await self._ended(), codes)
 
-        ended, codes = await self._desk.read("facets", SELDOM, ask)
-        return facets((await self.queues()).queues, ended, codes)
+    async def _ended(self) -> list[Busy]:
+        async def ask(connection: Connection) -> list[Busy]:
+            return await dashboard.busiest(connection, datetime.now(UTC) - timedelta(days=1), MOST_NAMES)
+
+        return await self._desk.read("ended", SELDOM, ask)
 
     async def task(self, task_id: UUID) -> FullTask | None:
         async def ask(connection: Connection) -> FullTask | None:
@@ -188,7 +206,7 @@ class Reading:
             attempts = [*_last_attempt(task, detail), *earlier]
             return FullTask(task, detail, attempts, reasons or [], progress, logs[-LINES:])
 
-        return await self._desk.read(("task", task_id), SOON, ask)
+        return await self._desk.read(("task", task_id), SOON, ask, 5)
 
     async def workflows(self, values: Mapping[str, Any], before: UUID, limit: int) -> list[Flow]:
         async def ask(connection: Connection) -> list[Flow]:
@@ -200,7 +218,7 @@ class Reading:
         async def ask(connection: Connection) -> tuple[FlowDetail, list[Node]] | None:
             return await dashboard.workflow(connection, workflow_id)
 
-        return await self._desk.read(("workflow", workflow_id), SOON, ask)
+        return await self._desk.read(("workflow", workflow_id), SOON, ask, 2)
 
     async def acts(self, limit: int) -> list[Act]:
         async def ask(connection: Connection) -> list[Act]:
@@ -212,8 +230,13 @@ class Reading:
         rows = await self._desk.read("schedules", SOON, schedules.listing)
         return [_described(row) for row in rows]
 
-    async def health(self) -> dict[str, Finding | None]:
-        return await self._desk.read("health", RARELY, doctor.examine)
+    async def health(self, patience: float | None = None) -> dict[str, Finding | None] | None:
+        """What the doctor finds; None when that takes longer than one has patience for: ask again a little later."""
+        try:
+            async with asyncio.timeout(patience):
+                return await self._desk.read("health", RARELY, doctor.examine)
+        except TimeoutError:
+            return None
 
 
 def facets(queues: Sequence[Queue], ended: Sequence[Busy], codes: Sequence[tuple[str, int]]) -> Facets:

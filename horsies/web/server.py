@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from types import FrameType
 
 import uvicorn
 
@@ -27,6 +28,11 @@ class Server(uvicorn.Server):
             )
         )
         self._dashboard = dashboard
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  uvicorn's own signature
+        """A signal ends it, the second at once; it has done what it was told, and no exit code says otherwise."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._dashboard.hang_up()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from playwright.sync_api import Browser
 
+from tests.browser.server import dashboard
 from tests.browser.viewer import THREAD, Viewer, browsing, chromium
 from tests.support.proxy import Proxy
 
@@ -27,7 +29,14 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def watch(browser: Browser) -> Iterator[Callable[..., Viewer]]:
+def serve() -> Iterator[Callable[..., str]]:
+    """Dashboards of an app or a database, served until the viewers have gone; gives their addresses."""
+    with ExitStack() as served:
+        yield lambda source, **settings: served.enter_context(dashboard(source, **settings))
+
+
+@pytest.fixture
+def watch(browser: Browser, serve: object) -> Iterator[Callable[..., Viewer]]:
     """Viewers of a dashboard, who in the end must have nothing to complain of."""
     viewers: list[Viewer] = []
 

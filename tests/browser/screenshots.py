@@ -34,7 +34,7 @@ def main() -> None:
                 place.start("--processes", "3", "--with-scheduler")
                 scenes = play(shop)
                 place.run("suspend", "--queue", "mail")
-                for customer in range(23):
+                for customer in range(4):
                     shop.send_mail.send(to=f"{customer}@shop.example", subject="Your order is on its way")
                 with dashboard(shop.app, enable_actions=True) as base:
                     take(browser, base, scenes)

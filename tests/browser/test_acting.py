@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 from playwright.sync_api import expect
 
-from tests.browser.server import dashboard
 from tests.browser.shop import SOURCE
 from tests.browser.viewer import Viewer, browses
 from tests.support.workers import Workplace
 
 Watch = Callable[..., Viewer]
+Serve = Callable[..., str]
 ACTOR = "web:local"
 
 
@@ -25,7 +25,7 @@ def acts(db: psycopg.Connection[dict[str, Any]]) -> list[str]:
 
 @browses
 def test_tasks_are_retried_cancelled_sent_again_and_deleted(
-    watch: Watch, workplace: Workplace, db: psycopg.Connection[dict[str, Any]]
+    serve: Serve, watch: Watch, workplace: Workplace, db: psycopg.Connection[dict[str, Any]]
 ) -> None:
     workplace.write(SOURCE)
     shop = workplace.load()
@@ -34,41 +34,41 @@ def test_tasks_are_retried_cancelled_sent_again_and_deleted(
     report = shop.render_report.send(pages=10_000).unwrap()
     for each in lost:
         each.get(timeout_ms=20_000)
-    with dashboard(shop.app, enable_actions=True) as base:
-        viewer = watch(base)
-        page = viewer.open(f"/tasks/{report.task_id}")
-        expect(page.locator(".progress")).to_contain_text("of 10,000")
-        expect(page.locator(".logs")).to_contain_text("page 1 of 10000 is drawn")
-        viewer.do("Cancel")
-        expect(page.locator("h1 .pill.cancelled")).to_be_visible()
+    base = serve(shop.app, enable_actions=True)
+    viewer = watch(base)
+    page = viewer.open(f"/tasks/{report.task_id}")
+    expect(page.locator(".progress")).to_contain_text("of 10,000")
+    expect(page.locator(".logs")).to_contain_text("page 1 of 10000 is drawn")
+    viewer.do("Cancel")
+    expect(page.locator("h1 .pill.cancelled")).to_be_visible()
 
-        Path(workplace.folder, "printer").touch()
-        viewer.open(f"/tasks/{lost[0].task_id}")
-        viewer.do("Retry")
-        expect(page.locator("h1 .pill.completed")).to_be_visible()
+    Path(workplace.folder, "printer").touch()
+    viewer.open(f"/tasks/{lost[0].task_id}")
+    viewer.do("Retry")
+    expect(page.locator("h1 .pill.completed")).to_be_visible()
 
-        page.get_by_role("button", name="Send again…").click()
-        page.get_by_label("Arguments as JSON").fill('{"copies": "many"}')
-        page.locator("#ask button[value=yes]").click()
-        expect(page.locator("#toast .bad")).to_contain_text("do not fit publish_alone")
-        page.get_by_role("button", name="Send again…").click()
-        page.get_by_label("Arguments as JSON").fill('{"copies": 7}')
-        page.locator("#ask button[value=yes]").click()
-        page.wait_for_url(lambda url: lost[0].task_id not in url)
-        expect(page.locator("pre[data-part=result]")).to_contain_text('"7 published"')
+    page.get_by_role("button", name="Send again…").click()
+    page.get_by_label("Arguments as JSON").fill('{"copies": "many"}')
+    page.locator("#ask button[value=yes]").click()
+    expect(page.locator("#toast .bad")).to_contain_text("do not fit publish_alone")
+    page.get_by_role("button", name="Send again…").click()
+    page.get_by_label("Arguments as JSON").fill('{"copies": 7}')
+    page.locator("#ask button[value=yes]").click()
+    page.wait_for_url(lambda url: lost[0].task_id not in url)
+    expect(page.locator("pre[data-part=result]")).to_contain_text('"7 published"')
 
-        viewer.open("/tasks?status=FAILED")
-        expect(page.locator(".pick")).to_have_count(2)
-        page.locator(".pick").first.check()
-        page.locator("[data-bulk=delete]").click()
-        expect(page.locator("#ask")).to_contain_text("Delete 1 task?")
-        page.locator("#ask button[value=yes]").click()
-        expect(page.locator(".pick")).to_have_count(1)
-        viewer.do("Retry")
-        expect(page.locator("main")).to_contain_text("No task fits.")
-        viewer.complaints = [each for each in viewer.complaints if "400" not in each]
+    viewer.open("/tasks?status=FAILED")
+    expect(page.locator(".pick")).to_have_count(2)
+    page.locator(".pick").first.check()
+    page.locator("[data-bulk=delete]").click()
+    expect(page.locator("#ask")).to_contain_text("Delete 1 task?")
+    page.locator("#ask button[value=yes]").click()
+    expect(page.locator(".pick")).to_have_count(1)
+    viewer.do("Retry")
+    expect(page.locator("main")).to_contain_text("No task fits.")
+    viewer.complaints = [each for each in viewer.complaints if "400" not in each]
 
-        steer(viewer, shop, workplace)
+    steer(viewer, shop, workplace)
     assert acts(db) == [
         "cancel", "requeue", "resend", "delete", "requeue", "suspend", "workflow cancel", "workflow pause",
         "workflow resume", "resume", "workflow retry", "schedule pause", "schedule resume", "schedule run-now",

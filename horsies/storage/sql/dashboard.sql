@@ -33,7 +33,7 @@ SELECT minute, sum(pending)::bigint, sum(running)::bigint
 -- name: busiest
 -- What ended since a moment, by queue and task.
 SELECT queue_name, task_name, sum(completed)::bigint, sum(failed)::bigint, (sum(cancelled) + sum(expired))::bigint,
-       sum(run_ms)::bigint, horsies_sum(runs)
+       sum(run_ms)::bigint
   FROM horsies_rollups
  WHERE minute >= %(since)s AND queue_name <> ''
  GROUP BY queue_name, task_name
@@ -41,8 +41,8 @@ SELECT queue_name, task_name, sum(completed)::bigint, sum(failed)::bigint, (sum(
  LIMIT %(limit)s;
 
 -- name: queues
--- How each queue stands: those that have tasks, that workers serve, that are suspended, or that something ended in within
--- a day. Up to `most` tasks of each are looked at; of more, the last sounding tells.
+-- How each queue stands: those that have tasks, that workers serve, or that are suspended. Up to `most` tasks of each are
+-- looked at; of more, the last sounding tells.
 WITH RECURSIVE live (queue_name) AS (
     (SELECT queue_name FROM horsies_tasks_live ORDER BY queue_name LIMIT 1)
     UNION ALL
@@ -51,14 +51,10 @@ WITH RECURSIVE live (queue_name) AS (
       FROM live WHERE live.queue_name IS NOT NULL
 ), alive AS (
     SELECT worker_id, queues FROM horsies_workers WHERE dead_at IS NULL AND lease_expires_at > now()
-), day AS (
-    SELECT queue_name, sum(completed)::bigint AS completed, sum(failed)::bigint AS failed FROM horsies_rollups
-     WHERE minute >= now() - interval '1 day' AND queue_name <> '' GROUP BY queue_name
 ), names AS (
     SELECT queue_name FROM live WHERE queue_name IS NOT NULL
     UNION SELECT unnest(queues) FROM alive
     UNION SELECT queue_name FROM horsies_suspensions WHERE queue_name <> ''
-    UNION SELECT queue_name FROM day
 ), limits AS (
     SELECT key AS queue_name, min(value::integer) AS max_concurrency
       FROM alive
@@ -70,7 +66,7 @@ WITH RECURSIVE live (queue_name) AS (
 )
 SELECT queue_name, counted.pending, counted.scheduled, counted.claimed, counted.running, counted.oldest,
        counted.looked_at >= %(most)s, sounding.pending, sounding.oldest_pending_seconds, limits.max_concurrency,
-       suspension.suspended_by, coalesce(day.completed, 0), coalesce(day.failed, 0),
+       suspension.suspended_by,
        (SELECT count(*) FROM alive WHERE names.queue_name = ANY (alive.queues))
   FROM names
  CROSS JOIN LATERAL (
@@ -90,7 +86,6 @@ SELECT queue_name, counted.pending, counted.scheduled, counted.claimed, counted.
         WHERE depth.queue_name = names.queue_name AND minute > now() - interval '5 minutes'
         ORDER BY minute DESC LIMIT 1) AS sounding ON counted.looked_at >= %(most)s
   LEFT JOIN limits USING (queue_name)
-  LEFT JOIN day USING (queue_name)
   LEFT JOIN horsies_suspensions AS suspension USING (queue_name)
  ORDER BY queue_name;
 

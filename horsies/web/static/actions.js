@@ -100,7 +100,7 @@ const picked = () => [...document.querySelectorAll(".pick:checked")].map((box) =
 function count() {
   const ids = picked(), bulk = document.getElementById("bulk");
   if (!bulk) return;
-  const all = bulk.dataset.filterable === "yes" ? "None chosen: acts on all that fit" : "None chosen";
+  const all = bulk.dataset.filterable === "yes" ? "None chosen: acts on all that fit the filters" : "None chosen";
   document.getElementById("chosen").textContent = ids.length ? `${counted(ids.length)} chosen` : all;
   for (const button of bulk.querySelectorAll("[data-bulk]")) button.disabled = !ids.length && bulk.dataset.filterable !== "yes";
 }

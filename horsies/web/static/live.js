@@ -48,7 +48,7 @@ export function live() {
     if (!trouble) last = Date.now();
     setTimeout(() => {
       loading = false;
-      if (wanted || trouble) refresh();
+      if (wanted || trouble || main.querySelector("[data-again]")) refresh();
     }, trouble ? AGAIN : PAUSE);
   }
 
@@ -59,6 +59,6 @@ export function live() {
   // A stream ends now and then, and the browser opens the next: only one that stays away is worth a word.
   source.addEventListener("error", () => setTimeout(() => source.readyState !== EventSource.OPEN && say("off", "waiting"), AGAIN));
   document.addEventListener("visibilitychange", () => !document.hidden && wanted && refresh());
-  if (trouble) setTimeout(refresh, AGAIN);
+  if (trouble || main.querySelector("[data-again]")) setTimeout(refresh, trouble ? AGAIN : PAUSE);
   return refresh;
 }

@@ -1,0 +1,105 @@
+"""How long the dashboard's screens take with a great many tasks, and what open dashboards cost the database."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator
+
+import httpx
+
+from bench.figures import Figure, at_most
+from bench.harness import Bench
+from horsies.config import PostgresConfig
+from horsies.storage.database import connect
+from horsies.storage.rollups import roll
+from horsies.web import create_dashboard
+
+PATHS = (
+    "/", "/?range=24h", "/tasks", "/tasks?status=FAILED", "/tasks?status=PENDING", "/tasks?name=none", "/tasks?q=987654",
+    "/tasks/{id}", "/queues", "/workers", "/workflows", "/schedules", "/health", "/metrics",
+)  # fmt: skip
+PAINT_MS, QUERIES_PER_SECOND = 300, 20
+VIEWERS, ROUNDS = 50, 5
+_CHUNK = 50_000
+# Spread over a day, ids in the order of sending, one in a hundred failed.
+_KEEP = """
+INSERT INTO horsies_tasks (id, task_name, queue_name, live, status, kwargs, result, error_code, claim_seq, sent_at,
+                           enqueued_at, started_at, terminal_at)
+SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0')
+        || substr(replace(gen_random_uuid()::text, '-', ''), 13))::uuid,
+       'task-' || n %% 20, 'queue-' || n %% 5, false, CASE WHEN n %% 100 = 0 THEN 'FAILED' ELSE 'COMPLETED' END,
+       '{"x":' || n || '}', '{"ok":1}', CASE WHEN n %% 100 = 0 THEN 'BROKEN' END, 1, at, at, at, at
+  FROM (SELECT n, now() - interval '1 day' * (1 - n::double precision / %(total)s) AS at
+          FROM generate_series(%(first)s, %(last)s) AS n) AS spread
+"""
+_WAIT = """
+INSERT INTO horsies_tasks_live (id, task_name, queue_name, kwargs)
+SELECT (lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0')
+        || substr(replace(gen_random_uuid()::text, '-', ''), 13))::uuid, 'task-1', 'queue-1', '{"x":1}'
+  FROM generate_series(%(first)s, %(last)s)
+"""
+
+
+def dashboard(bench: Bench, kept: int, seconds: float) -> Iterator[Figure]:
+    """First paint of every screen, and fifty viewers, with so many tasks, a tenth of them waiting."""
+    bench.empty()
+    for statement, count in ((_KEEP, kept - kept // 10), (_WAIT, kept // 10)):
+        for first in range(1, count + 1, _CHUNK):
+            values = {"first": first, "last": min(first + _CHUNK - 1, count), "total": count}
+            bench.session.execute(statement.encode(), values)
+    bench.session.execute("VACUUM ANALYZE")
+    asyncio.run(_count(bench.url))
+    task_id = bench.value("SELECT id FROM horsies_tasks_history WHERE status = 'FAILED' LIMIT 1")
+    for path in PATHS:
+        wanted = path.replace("{id}", str(task_id))
+        took = asyncio.run(_paint(bench.url, wanted))
+        slowest = max(took) * 1000
+        yield at_most(
+            f"first paint of {path}, {kept:,} tasks", slowest, "ms", slowest / PAINT_MS, "300 ms", 1.0
+        )
+        yield Figure("  median", statistics.median(took) * 1000, "ms")
+    before, began = bench.counters().transactions, time.monotonic()
+    asyncio.run(_watch(bench.url, str(task_id), seconds))
+    asked = (bench.counters().transactions - before) / (time.monotonic() - began)
+    name = f"queries of {VIEWERS} open dashboards"
+    yield at_most(name, asked, "queries/s", asked / QUERIES_PER_SECOND, "20/s", 1.0)
+
+
+async def _count(url: str) -> None:
+    async with await connect(PostgresConfig(database_url=url)) as connection:
+        await roll(connection)
+
+
+async def _paint(url: str, path: str) -> list[float]:
+    """Each time with a dashboard that knows nothing yet and has no connection."""
+    took: list[float] = []
+    for _ in range(ROUNDS):
+        app = create_dashboard(url)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
+        ) as client:
+            began = time.perf_counter()
+            answer = await client.get(path)
+            took.append(time.perf_counter() - began)
+            assert answer.status_code == 200, (path, answer.status_code)
+        await app.close()
+    return took
+
+
+async def _watch(url: str, task_id: str, seconds: float) -> None:
+    """Viewers on different screens, all of which ask again every second: as if something changed all the time."""
+    app = create_dashboard(url)
+    screens = [path.replace("{id}", task_id) for path in PATHS if path != "/metrics"]
+    until = time.monotonic() + seconds
+
+    async def view(number: int) -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            while time.monotonic() < until:
+                await client.get(screens[number % len(screens)], headers={"X-Horsies-Fragment": "1"})
+                await asyncio.sleep(1)
+
+    await asyncio.gather(*(view(number) for number in range(VIEWERS)))
+    await app.close()

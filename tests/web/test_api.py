@@ -1,0 +1,185 @@
+"""The API tells what there is, refuses what makes no sense, and acts once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import httpx
+import psycopg
+
+from horsies import PostgresConfig
+from horsies.portal import run_sync
+from horsies.storage.database import connect
+from horsies.storage.rollups import roll
+from tests.docs.pages import ROOT, tables
+from tests.web.conftest import get, post
+
+Call = Callable[..., list[httpx.Response]]
+Db = psycopg.Connection[dict[str, Any]]
+
+NOBODY = UUID(int=7)
+FAILED = """
+    INSERT INTO horsies_tasks (task_name, queue_name, live, status, error_code, started_at, terminal_at, kwargs)
+    SELECT %(name)s, %(queue)s, false, 'FAILED', 'BROKEN', now() - interval '3 minutes', now() - interval '2 minutes', '{"x": 1}'
+      FROM generate_series(1, %(count)s) RETURNING id"""
+
+
+def fail(db: Db, name: str = "add", queue: str = "default", count: int = 1) -> list[UUID]:
+    return [
+        row["id"] for row in db.execute(FAILED, {"name": name, "queue": queue, "count": count}).fetchall()
+    ]
+
+
+SENSELESS = [
+    ("/api/tasks/none", 404),
+    (f"/api/tasks/{NOBODY}", 404),
+    (f"/api/tasks/{NOBODY}/kwargs", 404),
+    (f"/api/tasks/{NOBODY}/password", 404),
+    (f"/api/workflows/{NOBODY}", 404),
+    ("/api/tasks?status=LOST", 400),
+    ("/api/tasks?since=yesterday", 400),
+    ("/api/tasks?before=x", 400),
+    ("/api/tasks?ended=x&status=FAILED", 400),
+    ("/api/tasks?limit=0", 400),
+    ("/api/tasks?limit=1e9", 400),
+    ("/api/tasks?q=%00", 400),
+    (f"/api/tasks?q={'x' * 501}", 400),
+    ("/api/overview?range=1y", 400),
+    ("/api/workflows?status=LOST", 400),
+    ("/api/nothing", 404),
+]
+
+
+def test_what_makes_no_sense_is_refused_with_the_reason(quiet_call: Call) -> None:
+    answers = quiet_call(*(get(path) for path, _ in SENSELESS))
+
+    for (path, status), answer in zip(SENSELESS, answers, strict=True):
+        assert (path, answer.status_code) == (path, status)
+        assert answer.json()["error"]["message"]
+
+
+def test_a_retry_that_does_not_say_which_is_refused(quiet_call: Call) -> None:
+    vague = [
+        {},
+        {"ids": ["x"]},
+        {"ids": [], "filter": {}},
+        {"filter": {"sql": "1=1"}},
+        {"filter": {"status": "COMPLETED"}},
+        [],
+    ]
+
+    answers = quiet_call(*(post("/api/tasks/retry", body) for body in vague))
+
+    assert [answer.status_code for answer in answers] == [400] * len(vague)
+
+
+def test_a_list_goes_on_where_the_page_before_it_ended(call: Call, db: Db) -> None:
+    ids = {str(each) for each in fail(db, count=5)}
+
+    for query in ("?limit=2", "?limit=2&status=FAILED"):
+        seen: list[str] = []
+        following = ""
+        while True:
+            (answer,) = call(get(f"/api/tasks{query}{following}"))
+            page = answer.json()
+            seen += [task["task_id"] for task in page["tasks"]]
+            if page["next"] is None:
+                break
+            following = f"&before={page['next']['before']}&ended={page['next']['ended'].replace('+', '%2B')}"
+        assert len(seen) == 5
+        assert set(seen) == ids
+
+
+def test_of_two_who_retry_the_same_task_one_is_told_that_he_is_late(call: Call, db: Db) -> None:
+    (task_id,) = fail(db)
+    path = f"/api/tasks/{task_id}"
+
+    answers = call(
+        post(f"{path}/retry"), post(f"{path}/retry"), post(f"{path}/delete"), post(f"{path}/cancel")
+    )
+
+    assert [answer.status_code for answer in answers] == [200, 409, 409, 200]
+    assert db.execute("SELECT status FROM horsies_tasks").fetchall() == [{"status": "CANCELLED"}]
+    told = call(post("/api/queues/pause", {"queue": "a"}), post("/api/queues/pause", {"queue": "a"}))
+    assert [answer.status_code for answer in told] == [200, 409]
+    (unknown,) = call(post(f"/api/tasks/{NOBODY}/retry"))
+    assert unknown.status_code == 404
+
+
+def test_many_tasks_are_counted_first_and_then_acted_on(call: Call, db: Db) -> None:
+    fail(db, "add", "mail", 3)
+    fail(db, "add", "other", 2)
+    which = {"filter": {"queue": "mail"}}
+
+    counted, retried = call(
+        post("/api/tasks/retry", {**which, "dry_run": True}), post("/api/tasks/retry", which)
+    )
+    cancelled, deleted = call(post("/api/tasks/cancel", which), post("/api/tasks/delete", {"filter": {}}))
+
+    numbers = [
+        (answer.json()["done"], answer.json()["found"]) for answer in (counted, retried, cancelled, deleted)
+    ]
+    assert numbers == [(0, 3), (3, 3), (3, 3), (5, 5)]
+    assert db.execute("SELECT count(*) FROM horsies_tasks").fetchone() == {"count": 0}
+
+
+def test_every_act_is_on_record_with_who_did_it(call: Call, db: Db) -> None:
+    (task_id,) = fail(db)
+    headers = {"X-Horsies-Intent": "action", "X-User": "ann@example.com"}
+
+    call(
+        post(f"/api/tasks/{task_id}/retry", headers=headers),
+        post("/api/queues/pause", {"queue": None}, headers=headers),
+        trusted_header="X-User",
+    )
+
+    rows = db.execute("SELECT actor, action, subject, tasks FROM horsies_actions ORDER BY id").fetchall()
+    assert [tuple(row.values()) for row in rows] == [
+        ("web:ann@example.com", "requeue", str(task_id), 1),
+        ("web:ann@example.com", "suspend", "", 0),
+    ]
+
+
+def test_counters_only_grow_whatever_is_deleted(call: Call, db: Db, database_url: str) -> None:
+    fail(db, 'mail "x"\n', "default", 2)
+    run_sync(_count(database_url))
+    (before,) = call(get("/metrics"))
+    call(post("/api/tasks/delete", {"filter": {}}))
+    db.execute("DELETE FROM horsies_rollups")
+    (after,) = call(get("/metrics"))
+
+    for answer in (before, after):
+        assert 'horsies_tasks_total{queue="default",task="mail \\"x\\"\\n",status="failed"} 2' in answer.text
+        assert (
+            'horsies_task_run_seconds_bucket{queue="default",task="mail \\"x\\"\\n",le="+Inf"} 2'
+            in answer.text
+        )
+        assert 'horsies_task_run_seconds_sum{queue="default",task="mail \\"x\\"\\n"} 120' in answer.text
+
+
+def test_the_page_on_metrics_lists_those_that_there_are(quiet_call: Call) -> None:
+    (answer,) = quiet_call(get("/metrics"))
+    told = re.findall(r"# TYPE (\w+) (\w+)", answer.text)
+
+    assert sorted((row[0], row[1]) for row in tables(ROOT / "docs" / "metrics.md")["Metrics"]) == sorted(told)
+    drawn = (ROOT / "examples" / "grafana" / "horsies.json").read_text()
+    used = {re.sub(r"_bucket$", "", name) for name in re.findall(r"horsies_\w+", drawn)}
+    assert used <= {name for name, _ in told}
+
+
+async def _count(url: str) -> None:
+    async with await connect(PostgresConfig(database_url=url)) as connection:
+        await roll(connection)
+
+
+def test_the_description_of_the_api_names_every_call(quiet_call: Call) -> None:
+    (answer,) = quiet_call(get("/api/openapi.json"))
+
+    document = answer.json()
+    assert document["openapi"].startswith("3.1")
+    assert "409" in document["paths"]["/api/tasks/{task_id}/retry"]["post"]["responses"]
+    assert json.dumps(document["paths"]["/api/tasks"]["get"]["parameters"]).count('"in": "query"') == 9
