@@ -27,7 +27,7 @@ help:
 	@echo 'make demo    see tasks succeed, fail, retry, run late, time out, crash and expire'
 	@echo 'make test    run the whole test suite on a PostgreSQL of its own'
 	@echo 'make lint    style and import rules'
-	@echo 'make types   type check'
+	@echo 'make types   type check, of the code and of what users see of it'
 	@echo 'make docs    build the site into build/site; fails on a link that leads nowhere'
 	@echo 'make bench   measure how fast it is on this machine, for two hours; BENCH=--quick for two minutes'
 	@echo 'make faults  the fault drills at length, and how fast this machine recovers from what'
@@ -47,6 +47,8 @@ lint: $(VENV)/.develops
 
 types: $(VENV)/.develops
 	$(BIN)/pyright
+	$(BIN)/pyright --project tests/typing/pyrightconfig.json
+	$(BIN)/mypy --strict --python-version 3.11 --follow-imports silent tests/typing/public.py
 
 docs: $(VENV)/.documents
 	$(BIN)/pytest tests/docs/test_pages.py tests/docs/test_reference.py -k 'not block_of_a_page'
