@@ -14,7 +14,18 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 
-from bench import baseline, children, dashboard, growth, measures, operations, page, plots, schedules, workflows
+from bench import (
+    baseline,
+    children,
+    dashboard,
+    growth,
+    measures,
+    operations,
+    page,
+    plots,
+    schedules,
+    workflows,
+)
 from bench import report as reports
 from bench.app import app as main_app
 from bench.figures import Figure, merged

@@ -112,7 +112,8 @@ async def _drain_async(app: TaskRegistry, retry_now: bool, limit: int) -> list[R
     try:
         while (task := await run_async(hand.next())) is not None:
             _check(ran, limit)
-            ran += hand.ended(task, await execute_async(app, _call(task), _run()))
+            call = _call(task)
+            ran += hand.ended(task, await execute_async(app, call, _run(call)))
     finally:
         await run_async(hand.close())
     return ran
@@ -198,9 +199,9 @@ def _call(task: Claimed) -> Call:
     return call_of(0, task, task.timeout_ms, time.monotonic())
 
 
-def _run() -> Run:
+def _run(call: Call) -> Run:
     """A run whose words on how far it is and whose log lines are not stored: a test sees them where they are said."""
-    return Run(0, lambda _said: True, lambda: False)
+    return Run(call, lambda _said: True, ())
 
 
 def _execute(app: TaskRegistry, call: Call) -> Outcome:
@@ -208,9 +209,9 @@ def _execute(app: TaskRegistry, call: Call) -> Outcome:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return execute(app, call, _run())
+        return execute(app, call, _run(call))
     with ThreadPoolExecutor(1) as beside:
-        return beside.submit(contextvars.copy_context().run, execute, app, call, _run()).result()
+        return beside.submit(contextvars.copy_context().run, execute, app, call, _run(call)).result()
 
 
 def _check(ran: Sequence[Ran], limit: int) -> None:
