@@ -101,7 +101,16 @@ def test_failed_says_why(workplace, stored):
     assert stored["FAILED"] in line
 
 
-def test_show_has_everything_of_a_task(workplace, stored):
+def test_show_has_everything_of_a_task(workplace, stored, db):
+    db.execute(
+        "INSERT INTO horsies_progress (task_id, claim_seq, done, total, message) VALUES (%s, 1, 3, 8, 'packing')",
+        (stored["FAILED"],),
+    )
+    db.execute(
+        "INSERT INTO horsies_task_logs (task_id, claim_seq, seq, attempt, at, level, logger, message)"
+        " VALUES (%s, 1, 0, 1, now(), 'INFO', 'shop', 'about to send')",
+        (stored["FAILED"],),
+    )
     document = json.loads(workplace.run("show", stored["FAILED"], "--json").stdout)
 
     assert (document["task_id"], document["status"]) == (stored["FAILED"], "FAILED")
@@ -109,9 +118,19 @@ def test_show_has_everything_of_a_task(workplace, stored):
     assert document["result"]["err"]["message"] == "no such box"
     (attempt,) = document["attempts"]
     assert (attempt["attempt"], attempt["error_code"]) == (1, "BOUNCED")
+    assert (document["progress"]["done"], document["progress"]["message"]) == (3, "packing")
+    (line,) = document["logs"]
+    assert (line["attempt"], line["level"], line["logger"], line["message"]) == (
+        1,
+        "INFO",
+        "shop",
+        "about to send",
+    )
     text = workplace.run("show", stored["FAILED"]).stdout
     assert "no such box" in text
     assert '{"x":1}' in text
+    assert "3 of 8, packing" in text
+    assert "about to send" in text
 
 
 def test_a_task_that_is_not_there_is_an_error(workplace):

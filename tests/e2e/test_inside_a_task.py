@@ -138,6 +138,8 @@ def test_a_task_that_does_not_stop_is_ended_and_nobody_else_is(office: Office, s
 
     assert _was_cancelled(handle)
     assert attempts(shared_db, handle)[-1]["error_code"] == "TASK_CANCELLED"
+    eventually(lambda: handle.logs().unwrap(), 20, "what it said before being written")
+    assert [line.message for line in handle.logs().unwrap()] == ["about to sleep"]
     assert others <= children(office.worker.pid)
 
 
@@ -183,19 +185,6 @@ def test_of_many_lines_the_last_are_kept_and_a_gap_tells_of_the_others(office: O
     first = [line.seq for line in handle.logs().unwrap() if line.attempt == 1]
     assert first == list(range(801, 1_001))
     assert handle.progress().unwrap().done == 1_000
-
-
-def test_what_a_task_said_before_it_was_killed_is_shown(office: Office) -> None:
-    handle, _ = _begun(office, "ignore")
-    handle.cancel().unwrap()
-    assert _was_cancelled(handle)
-    eventually(lambda: handle.logs().unwrap(), 20, "the line being written")
-
-    shown = json.loads(office.place.run("show", handle.task_id, "--json").stdout)
-
-    assert [line["message"] for line in shown["logs"]] == ["about to sleep"]
-    assert (shown["status"], shown["progress"]) == ("CANCELLED", None)
-    assert "about to sleep" in office.place.run("show", handle.task_id).stdout
 
 
 @pytest.mark.parametrize("task", ["nap", "nap_async"])

@@ -11,6 +11,7 @@ from horsies import PostgresConfig, RetentionConfig
 from horsies.storage import cancelling, operations, states, tasks, workers, workflows
 from horsies.storage.cancelling import Cancellation
 from horsies.storage.database import connect_worker
+from horsies.storage.monitor import Filter
 from horsies.storage.operations import Failed
 from horsies.storage.states import Pulse, Snapshot
 from horsies.storage.tasks import Ask, Cap, Claimed, Completed, Failure, Line, Room, Start
@@ -207,6 +208,16 @@ class Hands:
     def cancel(self, *ids: str) -> list[Cancellation]:
         """As an operator does it."""
         return self._run(cancelling.cancel(self._connection, [UUID(each) for each in ids], actor="ann"))
+
+    def cancel_all(self, wanted: Filter) -> int:
+        """Everything that fits."""
+
+        async def cancel() -> int:
+            return sum(
+                [count async for count in cancelling.cancel_all(self._connection, wanted, actor="ann")]
+            )
+
+        return self._run(cancel())
 
     def suspend(self, queue_name: str) -> bool:
         return self._run(operations.suspend(self._connection, queue_name, "ann"))

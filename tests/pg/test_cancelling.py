@@ -11,7 +11,9 @@ import psycopg
 import pytest
 
 from horsies import BrokerErrorCode, Horsies, OutcomeCode
+from horsies.storage import cancelling
 from horsies.storage.cancelling import Cancellation
+from horsies.storage.monitor import Filter
 from horsies.storage.tasks import Completed, stopped
 from horsies.storage.workers import Rules
 from horsies.worker.settle import Settler
@@ -136,6 +138,27 @@ def test_what_is_cancelled_is_on_record_and_what_has_ended_or_is_unknown_is_told
     assert db.execute(query).fetchall() == [{"actor": "ann", "action": "cancel", "tasks": 1}]
 
 
+def test_everything_that_fits_can_be_cancelled_at_once(
+    app: Horsies, hands: Hands, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancelling, "BATCH", 2)
+    define_add(app).send_many([(number,) for number in range(5)]).unwrap()
+    hands.complete(hands.run_next(limit=1))
+    hands.run_next(limit=1)
+
+    assert hands.cancel_all(Filter(name="other")) == 0
+    assert hands.cancel_all(Filter(name="add")) == 4
+
+    states = db.execute("SELECT status, count(*) AS n FROM horsies_tasks GROUP BY 1 ORDER BY 1").fetchall()
+    assert [(row["status"], row["n"]) for row in states] == [
+        ("CANCELLED", 3),
+        ("COMPLETED", 1),
+        ("RUNNING", 1),
+    ]
+    (action,) = db.execute("SELECT subject, tasks FROM horsies_actions").fetchall()
+    assert action == {"subject": "name 'add'", "tasks": 4}
+
+
 def test_a_task_that_ends_while_it_is_being_cancelled_has_ended(add: Add, hands: Hands, db: Db) -> None:
     handle = add.send(1).unwrap()
     (claimed,) = hands.run_next()
@@ -143,10 +166,10 @@ def test_a_task_that_ends_while_it_is_being_cancelled_has_ended(add: Add, hands:
     with ThreadPoolExecutor(1) as thread:
         with db.transaction():
             db.execute("SELECT FROM horsies_tasks_live FOR UPDATE")
-            cancelling = thread.submit(handle.cancel)
+            asked = thread.submit(handle.cancel)
             end = "UPDATE horsies_tasks SET live = false, status = 'COMPLETED', terminal_at = now() WHERE live AND id = %s"
             db.execute(end, (claimed.id,))
-        assert cancelling.result().unwrap() is False
+        assert asked.result().unwrap() is False
 
 
 def test_an_unknown_task_cannot_be_cancelled(app: Horsies) -> None:
