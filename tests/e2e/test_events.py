@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,14 +48,33 @@ def note(event: Event) -> None:
 """
 
 
+class Systemd:
+    """Hears what systemd would hear."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.heard: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while said := self._socket.recv(100):
+            self.heard.append(said.decode())
+
+    def close(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.sendto(b"", self.path)
+        self._thread.join()
+        self._socket.close()
+
+
 @pytest.fixture(scope="module")
-def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[socket.socket]:
-    """What systemd would hear."""
-    path = tmp_path_factory.mktemp("run") / "notify"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.bind(str(path))
-        sock.settimeout(20)
-        yield sock
+def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systemd]:
+    systemd = Systemd(tmp_path_factory.mktemp("run") / "notify")
+    yield systemd
+    systemd.close()
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +85,8 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def office(shared_workplace: Workplace, systemd: socket.socket, port: int) -> Office:
-    shared_workplace.env |= {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "1000000"}
+def office(shared_workplace: Workplace, systemd: Systemd, port: int) -> Office:
+    shared_workplace.env |= {"NOTIFY_SOCKET": systemd.path, "WATCHDOG_USEC": "1000000"}
     return staffed(shared_workplace, APP, "--processes=2", f"--health-port={port}")
 
 
@@ -97,21 +117,18 @@ def test_hooks_and_the_log_are_told_what_the_worker_does(office: Office) -> None
     assert logged[1]["message"] == "not the first time"
 
 
-def test_a_worker_that_is_well_says_so_to_whoever_asks(
-    office: Office, systemd: socket.socket, port: int
-) -> None:
+def test_a_worker_that_is_well_says_so_to_whoever_asks(office: Office, systemd: Systemd, port: int) -> None:
     for path in ("/live", "/ready", "/"):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
             assert json.loads(reply.read()) == {"ok": True, "reasons": []}, office.worker.log
-    assert [systemd.recv(100) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
+    eventually(lambda: "WATCHDOG=1" in systemd.heard, what="a sign of life")
+    assert "READY=1" in systemd.heard
     well = office.place.run("health")
     assert (well.returncode, well.stderr) == (0, ""), well.stderr
 
     office.worker.stop()
 
-    heard = b""
-    while heard != b"STOPPING=1":
-        heard = systemd.recv(100)
+    eventually(lambda: "STOPPING=1" in systemd.heard, what="word of the stop")
     gone: subprocess.CompletedProcess[str] = office.place.run("health", "--json")
     assert gone.returncode == 1
     assert "no worker has registered" in json.loads(gone.stdout)["reason"]
