@@ -46,6 +46,7 @@ class Facts(NamedTuple):
     slots: int
     running: int
     paused_workflow: str | None = None
+    unknown_for: float | None = None
 
 
 async def why(connection: Connection, task_id: UUID) -> list[str] | None:
@@ -88,6 +89,11 @@ def _blocking(facts: Facts) -> Iterator[str]:
         yield f"Queue {facts.queue_name} is suspended; `horsies resume --queue {facts.queue_name}` lets workers claim from it."
     if facts.paused_workflow is not None:  # it is put off until then, to a date that says nothing
         yield f"Its workflow is paused; `horsies workflows resume {facts.paused_workflow}` goes on with it."
+    elif facts.unknown_for is not None:
+        yield (
+            f"A worker that claimed it does not know a task {facts.task_name}; for {span(facts.unknown_for)} it has waited"
+            " for one that does, which starts it as soon as it comes."
+        )
     elif facts.due_in > 0:
         again = "It is to be tried again" if facts.was_tried else "It is due"
         yield f"{again} in {span(facts.due_in)}; nothing needs to be done."

@@ -134,6 +134,8 @@ class Engine:
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Of the tasks that run here, these are to stop, and no others."""
+        if self._herald.heard:
+            self._herald.asked(ids)
         for pool in self._capacity.pools:
             pool.cancel(ids)
 

@@ -61,6 +61,7 @@ class Herald:
         self.dropped = 0
         self._worker_id: Callable[[], str] = str
         self._over: dict[str, Claimed] = {}
+        self._asked: set[str] = set()  # to stop: however these end, they are cancelled
         self._waiting: deque[_Told] = deque()
         self._taken = self._told = (
             0  # how many events came in, and how many of them are told; each has one writer
@@ -89,6 +90,10 @@ class Herald:
     def started(self, tasks: Sequence[Claimed]) -> None:
         self._tell(_Told(time.time(), "processing", tasks))
 
+    def asked(self, ids: Iterable[str]) -> None:
+        """These are all the tasks that run here and are to stop."""
+        self._asked = {*ids, *(task_id for task_id in self._over if task_id in self._asked)}
+
     def over(self, task: Claimed) -> None:
         """A task has left its child; what has come of it is told when that is written."""
         self._over[task.id] = task
@@ -98,16 +103,20 @@ class Herald:
         if ended < len(tasks):
             self.dropped += len(tasks)  # some were not ours any more, and nobody knows which
         else:
-            self._tell(_Told(time.time(), "completed", tasks))
+            now, stopped = time.time(), [task for task in tasks if task.id in self._asked]
+            self._tell(_Told(now, "completed", [task for task in tasks if task.id not in self._asked]))
+            self._tell(_Told(now, "cancelled", stopped, "TASK_CANCELLED"))
 
     def failed(self, failures: Iterable[Failure], ours: Mapping[str, bool]) -> None:
         """Attempts have failed; `ours` has those that still were, and whether they are retried."""
         now = time.time()
         for failure in failures:
             task, will_retry = self._over.pop(failure.id, None), ours.get(failure.id)
-            if task is not None and will_retry is not None:
-                kind = kind_of_failure(failure.error_code, will_retry)
-                self._tell(_Told(now, kind, [task], failure.error_code, failure.error_message, will_retry))
+            if task is None or will_retry is None or failure.snoozed:
+                continue  # what snoozes has not failed
+            code = "TASK_CANCELLED" if failure.id in self._asked else failure.error_code
+            kind = kind_of_failure(code, will_retry)
+            self._tell(_Told(now, kind, [task], code, failure.error_message, will_retry))
 
     def rescued(
         self, tasks: Iterable[Claimed], failures: Iterable[Failure], ours: Mapping[str, bool]
@@ -154,7 +163,7 @@ class Herald:
                 task_id=task.id,
                 task_name=task.task_name,
                 queue_name=task.queue_name,
-                attempt=task.retry_count + 1 if isinstance(task, Claimed) else None,
+                attempt=task.earlier_attempts + task.retry_count + 1 if isinstance(task, Claimed) else None,
                 error_code=told.error_code,
                 message=told.message,
                 worker_id=worker_id,

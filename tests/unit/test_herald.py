@@ -9,7 +9,7 @@ import pytest
 
 from horsies import AppConfig, Event, Horsies
 from horsies.errors import ConfigurationError
-from horsies.storage.tasks import Claimed, Completed
+from horsies.storage.tasks import Claimed, Completed, Failure
 from horsies.worker import events
 from horsies.worker.events import Herald
 from tests.support.waiting import eventually
@@ -81,6 +81,25 @@ def test_what_was_not_ours_any_more_is_not_told_as_completed() -> None:
     herald.close()
 
     assert (told, herald.dropped) == ([], 2)
+
+
+def test_what_was_asked_to_stop_is_told_as_cancelled_however_it_ends_and_a_snooze_not_at_all() -> None:
+    app, told = new_app(), list[tuple[str, str | None]]()
+    app.on("*", lambda event: told.append((event.kind, event.task_id)))
+    herald = Herald(app)
+    herald.start(lambda: "me")
+    for number in range(4):
+        herald.over(claimed(number))
+
+    herald.asked(["0", "1"])
+    herald.completed([Completed("0", 1, "1"), Completed("2", 1, "1")], ended=2)
+    herald.failed(
+        [Failure("1", 1, "", "BROKEN", None), Failure("3", 1, "", None, None, snoozed=True)],
+        {"1": False, "3": True},
+    )
+    herald.close()
+
+    assert told == [("completed", "2"), ("cancelled", "0"), ("cancelled", "1")]
 
 
 def test_a_hook_must_be_a_function_for_something_that_workers_see() -> None:

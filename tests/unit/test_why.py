@@ -47,6 +47,7 @@ READY = Facts(
         ({"due_in": 90.0, "was_tried": True}, "tried again in 1 min"),
         ({"expires_in": -1.0}, "EXPIRED"),
         ({"due_in": 1e12, "paused_workflow": "7"}, "`horsies workflows resume 7`"),
+        ({"due_in": 12.0, "unknown_for": 90.0}, "does not know a task"),
         ({"all_suspended": True}, "`horsies resume`"),
         ({"queue_suspended": True}, "`horsies resume --queue mail`"),
         ({"workers": 0, "serving": 0}, "`horsies worker`"),
