@@ -107,6 +107,21 @@ def test_filters_are_in_the_address_and_keys_lead_everywhere(
 
 
 @browses
+def test_whoever_knows_the_token_is_let_in_and_nobody_else(
+    serve: Serve, watch: Watch, database_url: str
+) -> None:
+    viewer = watch(serve(database_url, token="a-token-that-is-long-enough"))
+    page = viewer.open("/queues")
+    for token in ("a-token-that-is-wrong", "a-token-that-is-long-enough"):
+        expect(page.locator("h1")).to_contain_text("horsies")
+        page.get_by_label("Token").fill(token)
+        page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Queues")
+    expect(page.locator(".live.on")).to_be_visible()
+    viewer.complaints = [each for each in viewer.complaints if "403" not in each]
+
+
+@browses
 def test_a_page_says_when_the_database_is_away_and_comes_back_by_itself(
     serve: Serve, watch: Watch, database_url: str, proxy: Any
 ) -> None:

@@ -17,7 +17,7 @@ from horsies.portal import run_sync
 from horsies.storage import dashboard
 from horsies.storage.database import connect
 from horsies.storage.rollups import roll
-from horsies.storage.sights import Node, Queue, Slot
+from horsies.storage.sights import Depth, Node, Queue, Slot
 from horsies.web.graph import levels, picture
 from horsies.web.series import RANGES, points, quantile
 from horsies.worker.janitor import Janitor
@@ -173,8 +173,18 @@ def test_what_no_minute_was_counted_of_comes_from_the_latest_slots() -> None:
     ]
     recent = [Slot(now - timedelta(seconds=s), 1, 1, 0, None, None) for s in range(300, 0, -5)]
 
-    drawn = points(RANGES["1h"], counted, recent, [], now)
+    sounded = [Depth(now - timedelta(minutes=m, seconds=5), m, 1) for m in range(9, 0, -1)]
 
+    drawn = points(RANGES["1h"], counted, recent, sounded, now)
+
+    assert [point.pending for point in drawn[-10:]] == [None, *range(9, 0, -1)]
+    assert [point.pending for point in points(RANGES["5m"], counted, recent, sounded, now)][::12] == [
+        6,
+        5,
+        4,
+        3,
+        2,
+    ]
     assert [point.completed for point in drawn] == [0] + [60] * 57 + [12, 12]
     assert drawn[-1].failed == 12
     assert [point.completed for point in points(RANGES["5m"], counted, recent, [], now)] == [1] * 60
