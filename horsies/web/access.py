@@ -159,7 +159,9 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.setdefault("cache-control", "no-store")
+                # files may be kept, as long as the browser asks whether they are still the same
+                is_file = inner_path(scope).startswith("/static/")
+                headers.setdefault("cache-control", "no-cache" if is_file else "no-store")
                 headers.update(HEADERS)
             await send(message)
 

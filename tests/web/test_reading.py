@@ -179,11 +179,11 @@ def test_what_no_minute_was_counted_of_comes_from_the_latest_slots() -> None:
 
     assert [point.pending for point in drawn[-10:]] == [None, *range(9, 0, -1)]
     assert [point.pending for point in points(RANGES["5m"], counted, recent, sounded, now)][::12] == [
-        6,
         5,
         4,
         3,
         2,
+        1,
     ]
     assert [point.completed for point in drawn] == [0] + [60] * 57 + [12, 12]
     assert drawn[-1].failed == 12
