@@ -30,7 +30,7 @@ HEADERS = {
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with none at all, a browser hides the origin of a form, too
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
@@ -159,7 +159,9 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.setdefault("cache-control", "no-store")
+                # files may be kept, as long as the browser asks whether they are still the same
+                is_file = inner_path(scope).startswith("/static/")
+                headers.setdefault("cache-control", "no-cache" if is_file else "no-store")
                 headers.update(HEADERS)
             await send(message)
 

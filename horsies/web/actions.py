@@ -13,11 +13,11 @@ from horsies.results import Err
 from horsies.scheduler.rows import ScheduleErrorCode, ScheduleResult
 from horsies.status import TASK_TERMINAL_STATES
 from horsies.storage import cancelling, dashboard, operations, steering
-from horsies.storage.dashboard import Wanted
 from horsies.storage.database import Connection
 from horsies.storage.ids import new_ids
 from horsies.storage.monitor import Filter
 from horsies.storage.operations import Failed
+from horsies.storage.sights import Wanted
 from horsies.web.desk import Desk
 from horsies.web.inputs import Bulk, Names
 from horsies.web.refusals import Refusal, not_found

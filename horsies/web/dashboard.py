@@ -82,7 +82,8 @@ def _application(desk: Desk) -> Starlette:
     async def events(_request: Request) -> Response:
         if desk.hub.is_full:
             raise Refusal(503, "Too many viewers follow already.")
-        return StreamingResponse(desk.hub.follow(), media_type="text/event-stream")
+        unbuffered = {"x-accel-buffering": "no"}  # for nginx, which would hold news back
+        return StreamingResponse(desk.hub.follow(), media_type="text/event-stream", headers=unbuffered)
 
     async def metrics(_request: Request) -> Response:
         return PlainTextResponse(await exposition(desk, reading), media_type=CONTENT_TYPE)

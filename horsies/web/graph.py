@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.storage.dashboard import Node
+from horsies.storage.sights import Node
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 190, 46, 56, 18, 12
 LABEL = 24

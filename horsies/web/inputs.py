@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from horsies.spans import seconds_of
 from horsies.status import TaskStatus, WorkflowStatus
-from horsies.storage.dashboard import Place, Wanted
+from horsies.storage.sights import Place, Wanted
 from horsies.web.refusals import Refusal
 from horsies.web.series import RANGES
 

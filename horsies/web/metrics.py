@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from horsies.storage import dashboard
-from horsies.storage.dashboard import Queue, Total, Worker
+from horsies.storage.sights import Queue, Total, Worker
 from horsies.web.desk import Desk
 from horsies.web.reading import SELDOM, Reading
 from horsies.web.series import BOUNDS

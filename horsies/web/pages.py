@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from horsies.status import TaskStatus, WorkflowStatus
-from horsies.storage.dashboard import MOST_NODES, SHOWN, Child
+from horsies.storage.dashboard import MOST_NODES, SHOWN
+from horsies.storage.sights import Child
 from horsies.web import inputs, render
 from horsies.web.access import COOKIE, is_same_origin
 from horsies.web.api import CALLS

@@ -17,7 +17,10 @@ from horsies.schedule.model import TaskSchedule
 from horsies.schedule.patterns import describe
 from horsies.schedule.slots import NeverAgain, upcoming, zone_of
 from horsies.storage import dashboard, doctor, notes, operations, schedules
-from horsies.storage.dashboard import (
+from horsies.storage.database import Connection
+from horsies.storage.doctor import Finding
+from horsies.storage.notes import TaskLogLine, TaskProgress
+from horsies.storage.sights import (
     Act,
     Attempt,
     Busy,
@@ -34,9 +37,6 @@ from horsies.storage.dashboard import (
     Wanted,
     Worker,
 )
-from horsies.storage.database import Connection
-from horsies.storage.doctor import Finding
-from horsies.storage.notes import TaskLogLine, TaskProgress
 from horsies.storage.why import why
 from horsies.web.desk import Desk
 from horsies.web.series import RANGES, SLOT, Point, Range, points
@@ -242,7 +242,7 @@ class Reading:
 def facets(queues: Sequence[Queue], ended: Sequence[Busy], codes: Sequence[tuple[str, int]]) -> Facets:
     """Live counts and those of a day, by what tasks can be chosen by."""
     statuses = {
-        "PENDING": sum(queue.pending + queue.scheduled for queue in queues),
+        "PENDING": sum((queue.sounded or queue.pending) + queue.scheduled for queue in queues),
         "CLAIMED": sum(queue.claimed for queue in queues),
         "RUNNING": sum(queue.running for queue in queues),
         "COMPLETED": sum(each.completed for each in ended),
@@ -264,7 +264,7 @@ def facets(queues: Sequence[Queue], ended: Sequence[Busy], codes: Sequence[tuple
 def _oldest(since: timedelta | None, now: datetime) -> tuple[UUID, datetime]:
     """The lowest id that a task of this time can have, and the moment itself."""
     if since is None:
-        return dashboard.BELOW_ALL, datetime(2000, 1, 1, tzinfo=UTC)
+        return UUID(int=0), datetime(2000, 1, 1, tzinfo=UTC)
     moment = now - since
     return UUID(int=int(moment.timestamp() * 1000) << 80), moment
 

@@ -31,6 +31,18 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.2g}"
 
 
+def short(value: float) -> str:
+    """A number for the side of a plot.
+
+    >>> short(250), short(10_000), short(2_500_000)
+    ('250', '10k', '2.5M')
+    """
+    for size, unit in ((1_000_000, "M"), (1_000, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return number(value)
+
+
 def ago(moment: datetime | None, now: datetime | None = None) -> str:
     """How long ago a moment was, or how far it is away."""
     if moment is None:
@@ -76,7 +88,7 @@ ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 ENVIRONMENT.filters.update(
-    number=number, ago=ago, moment=moment, clock=clock, pretty=pretty, span=span, json=json.dumps
+    number=number, short=short, ago=ago, moment=moment, clock=clock, pretty=pretty, span=span, json=json.dumps
 )
 _HELPERS: dict[str, Any] = {
     "took": took,

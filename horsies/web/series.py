@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from horsies.storage.dashboard import Depth, Slot
+from horsies.storage.sights import Depth, Slot
 
 # As horsies_time_bounds() has them, in seconds.
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 SLOT = timedelta(seconds=5)
+# So long a sounding stands for the depth of a queue: they are made once a minute, now and then a little later.
+SOUNDING = timedelta(minutes=3)
 
 
 class Range(NamedTuple):
@@ -65,8 +68,13 @@ def points(
     for slot in slots:
         if (start := _floor(slot.at, which.step)) in ended:
             ended[start].append(slot)
-    sounded = {_floor(depth.at, max(which.step, timedelta(minutes=1))): depth for depth in depths}
-    return [_point(start, ended[start], sounded.get(start)) for start in starts]
+    return [_point(start, ended[start], _depth_at(start + which.step, depths)) for start in starts]
+
+
+def _depth_at(end: datetime, depths: Sequence[Depth]) -> Depth | None:
+    """The last sounding before a moment, unless it is too old to tell."""
+    place = bisect_left(depths, end, key=lambda depth: depth.at)
+    return depths[place - 1] if place and end - depths[place - 1].at <= SOUNDING else None
 
 
 def _point(at: datetime, slots: Sequence[Slot], depth: Depth | None) -> Point:

@@ -25,17 +25,24 @@ COUNT_SECONDS = 60
 class Janitor:
     """Sweeps at its interval, and counts once a minute, while `leads` says that it is ours to do."""
 
-    def __init__(self, postgres: PostgresConfig, config: RetentionConfig, leads: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        postgres: PostgresConfig,
+        config: RetentionConfig,
+        leads: Callable[[], bool],
+        count_seconds: float = COUNT_SECONDS,
+    ) -> None:
         self._postgres = postgres
         self._config = config
         self._leads = leads
+        self._count_seconds = count_seconds
 
     async def run(self) -> None:
         await asyncio.gather(self._sweep(), self._count())
 
     async def _count(self) -> None:
         while True:
-            await asyncio.sleep(COUNT_SECONDS)
+            await asyncio.sleep(self._count_seconds)
             if not self._leads():
                 continue
             try:

@@ -35,7 +35,7 @@ def test_tasks_are_retried_cancelled_sent_again_and_deleted(
     for each in lost:
         each.get(timeout_ms=20_000)
     base = serve(shop.app, enable_actions=True)
-    viewer = watch(base)
+    viewer = watch(base, tolerates="400")
     page = viewer.open(f"/tasks/{report.task_id}")
     expect(page.locator(".progress")).to_contain_text("of 10,000")
     expect(page.locator(".logs")).to_contain_text("page 1 of 10000 is drawn")
@@ -66,8 +66,6 @@ def test_tasks_are_retried_cancelled_sent_again_and_deleted(
     expect(page.locator(".pick")).to_have_count(1)
     viewer.do("Retry")
     expect(page.locator("main")).to_contain_text("No task fits.")
-    viewer.complaints = [each for each in viewer.complaints if "400" not in each]
-
     steer(viewer, shop, workplace)
     assert acts(db) == [
         "cancel", "requeue", "resend", "delete", "requeue", "suspend", "workflow cancel", "workflow pause",

@@ -12,14 +12,15 @@ import psycopg
 import pytest
 from psycopg import ClientCursor, errors
 
-from horsies import PostgresConfig
+from horsies import PostgresConfig, RetentionConfig
 from horsies.portal import run_sync
 from horsies.storage import dashboard
-from horsies.storage.dashboard import Node, Slot
 from horsies.storage.database import connect
 from horsies.storage.rollups import roll
+from horsies.storage.sights import Depth, Node, Queue, Slot
 from horsies.web.graph import levels, picture
 from horsies.web.series import RANGES, points, quantile
+from horsies.worker.janitor import Janitor
 
 Db = psycopg.Connection[dict[str, Any]]
 MANY = 20_000
@@ -130,11 +131,33 @@ def test_each_minute_is_counted_once_whoever_counts(database_url: str, db: Db) -
     assert total == {"completed": 10, "run_ms": 20_000, "wait_ms": 10_000, "runs": [0] * 8 + [10] + [0] * 7}
 
 
+def test_the_leading_worker_counts_and_nobody_else(database_url: str, db: Db) -> None:
+    postgres = PostgresConfig(database_url=database_url)
+
+    async def keep_house(leads: bool, seconds: float) -> int:
+        housework = asyncio.create_task(
+            Janitor(postgres, RetentionConfig(), lambda: leads, count_seconds=0.01).run()
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                while not (counted := db.execute("SELECT count(*) FROM horsies_rollups").fetchone()["count"]):
+                    await asyncio.sleep(0.02)
+                return counted
+        except TimeoutError:
+            return 0
+        finally:
+            housework.cancel()
+            await asyncio.gather(housework, return_exceptions=True)
+
+    assert asyncio.run(keep_house(leads=False, seconds=0.2)) == 0
+    assert asyncio.run(keep_house(leads=True, seconds=20)) > 0
+
+
 def test_a_backlog_too_deep_to_count_is_told_from_the_last_sounding(database_url: str, db: Db) -> None:
     deep = dashboard.MOST_COUNTED + 50
     db.execute("INSERT INTO horsies_tasks_live (task_name) SELECT 'add' FROM generate_series(1, %s)", (deep,))
 
-    async def ask() -> list[dashboard.Queue]:
+    async def ask() -> list[Queue]:
         async with await connect(PostgresConfig(database_url=database_url)) as connection:
             before = await dashboard.queues(connection)
             await roll(connection)
@@ -150,8 +173,18 @@ def test_what_no_minute_was_counted_of_comes_from_the_latest_slots() -> None:
     ]
     recent = [Slot(now - timedelta(seconds=s), 1, 1, 0, None, None) for s in range(300, 0, -5)]
 
-    drawn = points(RANGES["1h"], counted, recent, [], now)
+    sounded = [Depth(now - timedelta(minutes=m, seconds=5), m, 1) for m in range(9, 0, -1)]
 
+    drawn = points(RANGES["1h"], counted, recent, sounded, now)
+
+    assert [point.pending for point in drawn[-10:]] == [None, *range(9, 0, -1)]
+    assert [point.pending for point in points(RANGES["5m"], counted, recent, sounded, now)][::12] == [
+        5,
+        4,
+        3,
+        2,
+        1,
+    ]
     assert [point.completed for point in drawn] == [0] + [60] * 57 + [12, 12]
     assert drawn[-1].failed == 12
     assert [point.completed for point in points(RANGES["5m"], counted, recent, [], now)] == [1] * 60

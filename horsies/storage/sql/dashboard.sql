@@ -290,7 +290,7 @@ SELECT id, terminal_at FROM horsies_tasks_history AS task
    AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
    AND (%(name)s::text IS NULL OR task_name = %(name)s)
    AND (%(code)s::text IS NULL OR error_code = %(code)s)
- LIMIT %(batch)s;
+ LIMIT %(most)s;
 
 -- name: resend
 -- Send a task like another one, with arguments of its own.

@@ -31,7 +31,7 @@ export function live() {
   }
 
   async function refresh() {
-    if (loading || document.hidden) return void (wanted = true);
+    if (loading) return void (wanted = true);
     loading = true;
     wanted = false;
     try {
@@ -52,13 +52,21 @@ export function live() {
     }, trouble ? AGAIN : PAUSE);
   }
 
-  const source = new EventSource(`${base}/events`);
-  source.addEventListener("open", () => say("on", "live"));
-  source.addEventListener("changed", refresh);
-  source.addEventListener("trouble", refresh);
-  // A stream ends now and then, and the browser opens the next: only one that stays away is worth a word.
-  source.addEventListener("error", () => setTimeout(() => source.readyState !== EventSource.OPEN && say("off", "waiting"), AGAIN));
-  document.addEventListener("visibilitychange", () => !document.hidden && wanted && refresh());
+  // A browser opens six connections to a server and no more: a page that nobody sees gives its own back.
+  let source = null;
+  function follow() {
+    source?.close();
+    source = null;
+    if (document.hidden) return;
+    const mine = (source = new EventSource(`${base}/events`));
+    mine.addEventListener("open", () => say("on", "live"));
+    mine.addEventListener("changed", refresh);
+    mine.addEventListener("trouble", refresh);
+    // A stream ends now and then, and the browser opens the next: only one that stays away is worth a word.
+    mine.addEventListener("error", () => setTimeout(() => source === mine && mine.readyState !== EventSource.OPEN && say("off", "waiting"), AGAIN));
+  }
+  document.addEventListener("visibilitychange", follow);
+  follow();
   if (trouble || main.querySelector("[data-again]")) setTimeout(refresh, trouble ? AGAIN : PAUSE);
   return refresh;
 }
