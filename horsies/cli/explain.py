@@ -17,7 +17,9 @@ def explain(code: str) -> None:
     wanted = code.upper().removeprefix("HRS-")
     found = next((each for each in ErrorCode if wanted in (each.removeprefix("HRS-"), each.name)), None)
     if found is None:
-        raise click.UsageError(f"there is no error code {code!r}; codes look like {ErrorCode.CLI_INVALID_ARGS}")
+        raise click.UsageError(
+            f"there is no error code {code!r}; codes look like {ErrorCode.CLI_INVALID_ARGS}"
+        )
     text = files("horsies.cli").joinpath("explanations.json").read_bytes()
     name, cause, remedy = msgspec.json.decode(text, type=dict[str, tuple[str, str, str]])[found]
     click.echo(f"{found} {name}\n  cause:  {cause}\n  remedy: {remedy}")
