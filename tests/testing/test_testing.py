@@ -43,7 +43,9 @@ def test_every_test_has_a_database_of_its_own_and_a_suspended_queue_stays(
     shop.numbers.send().unwrap()
     with psycopg.connect(horsies_database_url) as connection:
         assert connection.execute("SELECT task_name FROM horsies_tasks").fetchall() == [("shop.numbers",)]
-        connection.execute("INSERT INTO horsies_suspensions (queue_name, suspended_by) VALUES ('bulk', 'ann')")
+        connection.execute(
+            "INSERT INTO horsies_suspensions (queue_name, suspended_by) VALUES ('bulk', 'ann')"
+        )
     assert drain(app) == []
     assert_enqueued(shop.numbers, count=1)
 
