@@ -254,160 +254,69 @@ __all__ = [
 
 # Where each name comes from, as above.
 _NAMES = {
-    "horsies.context": ("log_context",),
-    "horsies.events": ("Event",),
-    "horsies.running": (
-        "CurrentTask",
-        "current_task",
-    ),
-    "horsies.storage.notes": (
-        "TaskLogLine",
-        "TaskProgress",
-    ),
-    "horsies.app": ("Horsies",),
+    "horsies.context": "log_context",
+    "horsies.events": "Event",
+    "horsies.running": "CurrentTask current_task",
+    "horsies.storage.notes": "TaskLogLine TaskProgress",
+    "horsies.app": "Horsies",
     "horsies.config": (
-        "AppConfig",
-        "CustomQueueConfig",
-        "PayloadPolicy",
-        "PostgresConfig",
-        "QueueMode",
-        "RecoveryConfig",
-        "RetentionConfig",
-        "WorkerConfig",
-        "WorkerResilienceConfig",
+        "AppConfig CustomQueueConfig PayloadPolicy PostgresConfig QueueMode RecoveryConfig "
+        "RetentionConfig WorkerConfig WorkerResilienceConfig"
     ),
     "horsies.errors": (
-        "ErrorCode",
-        "MultipleValidationErrors",
-        "ValidationReport",
-        "WorkflowContextMissingIdError",
-        "WorkflowValidationError",
+        "ErrorCode MultipleValidationErrors ValidationReport WorkflowContextMissingIdError "
+        "WorkflowValidationError"
     ),
-    "horsies.handle": ("TaskHandle",),
-    "horsies.registry": ("ChildProcessStartHook",),
+    "horsies.handle": "TaskHandle",
+    "horsies.registry": "ChildProcessStartHook",
     "horsies.results": (
-        "BrokerOperationError",
-        "BrokerResult",
-        "Err",
-        "HandleOperationError",
-        "HandleResult",
-        "Ok",
-        "Result",
-        "SubWorkflowError",
-        "TaskAttemptInfo",
-        "TaskError",
-        "TaskInfo",
-        "TaskResult",
-        "TaskSendError",
-        "TaskSendPayload",
-        "TaskSendResult",
-        "WorkflowStartError",
-        "WorkflowStartResult",
-        "is_err",
-        "is_ok",
+        "BrokerOperationError BrokerResult Err HandleOperationError HandleResult Ok Result "
+        "SubWorkflowError TaskAttemptInfo TaskError TaskInfo TaskResult TaskSendError TaskSendPayload "
+        "TaskSendResult WorkflowStartError WorkflowStartResult is_err is_ok"
     ),
-    "horsies.retry": (
-        "ExceptionMapper",
-        "RetryPolicy",
-    ),
+    "horsies.retry": "ExceptionMapper RetryPolicy",
     "horsies.schedule.cron": (
-        "BothDays",
-        "ByMonthDay",
-        "ByWeekday",
-        "CronEnumRange",
-        "CronEnumStep",
-        "CronEnumValues",
-        "CronEvery",
-        "CronRange",
-        "CronStep",
-        "CronValues",
-        "DaySelector",
-        "EitherDay",
-        "EveryDay",
-        "Month",
-        "Weekday",
+        "BothDays ByMonthDay ByWeekday CronEnumRange CronEnumStep CronEnumValues CronEvery CronRange "
+        "CronStep CronValues DaySelector EitherDay EveryDay Month Weekday"
     ),
-    "horsies.schedule.model": (
-        "ScheduleConfig",
-        "TaskSchedule",
-    ),
+    "horsies.schedule.model": "ScheduleConfig TaskSchedule",
     "horsies.schedule.patterns": (
-        "CronSchedule",
-        "DailySchedule",
-        "HourlySchedule",
-        "IntervalSchedule",
-        "MonthlySchedule",
-        "SchedulePattern",
-        "WeeklySchedule",
+        "CronSchedule DailySchedule HourlySchedule IntervalSchedule MonthlySchedule SchedulePattern "
+        "WeeklySchedule"
     ),
-    "horsies.scheduler.rows": (
-        "ScheduleError",
-        "ScheduleErrorCode",
-        "ScheduleInfo",
-        "ScheduleResult",
-    ),
-    "horsies.sending": ("TaskSendOptions",),
+    "horsies.scheduler.rows": "ScheduleError ScheduleErrorCode ScheduleInfo ScheduleResult",
+    "horsies.sending": "TaskSendOptions",
     "horsies.status": (
-        "TASK_TERMINAL_STATES",
-        "WORKFLOW_TASK_TERMINAL_STATES",
-        "WORKFLOW_TERMINAL_STATES",
-        "BrokerErrorCode",
-        "BuiltInTaskCode",
-        "ContractCode",
-        "HandleErrorCode",
-        "OperationalErrorCode",
-        "OutcomeCode",
-        "RetrievalCode",
-        "TaskAttemptOutcome",
-        "TaskSendErrorCode",
-        "TaskStatus",
-        "WorkflowStartErrorCode",
-        "WorkflowStatus",
-        "WorkflowTaskStatus",
+        "TASK_TERMINAL_STATES WORKFLOW_TASK_TERMINAL_STATES WORKFLOW_TERMINAL_STATES BrokerErrorCode "
+        "BuiltInTaskCode ContractCode HandleErrorCode OperationalErrorCode OutcomeCode RetrievalCode "
+        "TaskAttemptOutcome TaskSendErrorCode TaskStatus WorkflowStartErrorCode WorkflowStatus "
+        "WorkflowTaskStatus"
     ),
-    "horsies.workflow.context": (
-        "WorkflowContext",
-        "WorkflowMeta",
-    ),
-    "horsies.workflow.definition": ("WorkflowDefinition",),
+    "horsies.workflow.context": "WorkflowContext WorkflowMeta",
+    "horsies.workflow.definition": "WorkflowDefinition",
     "horsies.workflow.functions": (
-        "pause_workflow",
-        "pause_workflow_sync",
-        "resume_workflow",
-        "resume_workflow_sync",
-        "start_workflow",
-        "start_workflow_async",
+        "pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync start_workflow "
+        "start_workflow_async"
     ),
-    "horsies.workflow.handle": ("WorkflowHandle",),
-    "horsies.workflow.info": (
-        "SubWorkflowSummary",
-        "WorkflowTaskInfo",
-    ),
+    "horsies.workflow.handle": "WorkflowHandle",
+    "horsies.workflow.info": "SubWorkflowSummary WorkflowTaskInfo",
     "horsies.workflow.nodes": (
-        "AnyNode",
-        "NodeKey",
-        "OnError",
-        "SubWorkflowNode",
-        "SuccessCase",
-        "SuccessPolicy",
-        "TaskNode",
-        "from_node",
-        "map_node",
-        "signal_node",
-        "sleep_node",
-        "slugify",
+        "AnyNode NodeKey OnError SubWorkflowNode SuccessCase SuccessPolicy TaskNode from_node map_node "
+        "signal_node sleep_node slugify"
     ),
-    "horsies.workflow.spec": ("WorkflowSpec",),
+    "horsies.workflow.spec": "WorkflowSpec",
 }
-_ORIGINS = {name: module for module, names in _NAMES.items() for name in names}
+_ORIGINS = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> object:
-    if name not in _ORIGINS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_ORIGINS[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # else a checker would take any name for one of ours
+
+    def __getattr__(name):
+        if name not in _ORIGINS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_ORIGINS[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

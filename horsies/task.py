@@ -115,13 +115,13 @@ class Sender(Generic[P, T]):
     def _send(self, rows: list[NewTask]) -> Stored:
         """Store; where a test has tasks run as they are sent, run. What its transaction may yet undo has to wait."""
         stored, inline = self._store(rows), self._broker.inline
-        if inline is not None and self._envelope.options.conn is None:
+        if inline is not None and isinstance(stored, Ok) and self._envelope.options.conn is None:
             inline.run()
         return stored
 
     async def _send_async(self, prepared: Result[list[NewTask], TaskSendError]) -> Stored:
         stored, inline = await self._store_async(prepared), self._broker.inline
-        if inline is not None and self._envelope.options.conn is None:
+        if inline is not None and isinstance(stored, Ok) and self._envelope.options.conn is None:
             await inline.run_async()
         return stored
 

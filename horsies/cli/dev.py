@@ -60,7 +60,7 @@ def dev(locator: str | None, processes: int, port: int, no_web: bool, no_reload:
     services = [Service("worker", [sys.executable, "-m", "horsies.cli.dev_worker", where, str(processes)])]
     if not no_web:
         services += _dashboard(where, port)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a shell may have had us ignore the first
         signal.signal(number, _interrupt)
     bench = Bench(services, None if no_reload else _folders(where))
     try:
@@ -171,6 +171,8 @@ class Bench:
                 self.kill()
             self._listen(0.02)
         self._listen(0)
+        for key in [*self._pipes.get_map().values()]:  # one that something else keeps open, too
+            self._pipes.unregister(key.fileobj)
 
     def kill(self) -> None:
         for service in self._services:

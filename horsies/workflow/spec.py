@@ -145,7 +145,7 @@ class WorkflowSpec(Generic[T_co]):
         ...     case Err(error): print(error.code, error.message)
         """
         started = run_sync(self._start(workflow_id))
-        if self.broker is not None and self.broker.inline is not None:
+        if self.broker is not None and self.broker.inline is not None and isinstance(started, Ok):
             self.broker.inline.run()
         return started
 
@@ -154,7 +154,7 @@ class WorkflowSpec(Generic[T_co]):
     ) -> WorkflowStartResult[WorkflowHandle[T_co]]:
         """As `start`, without blocking the running loop."""
         started = await run_async(self._start(workflow_id))
-        if self.broker is not None and self.broker.inline is not None:
+        if self.broker is not None and self.broker.inline is not None and isinstance(started, Ok):
             await self.broker.inline.run_async()
         return started
 

@@ -35,12 +35,19 @@ def test_what_is_sent_waits_until_it_is_drained_and_is_then_recorded_as_by_a_wor
     assert enqueued(app) == drain(app) == []
 
 
-def test_every_test_has_a_database_of_its_own(app: Horsies, horsies_database_url: str) -> None:
+def test_every_test_has_a_database_of_its_own_and_a_suspended_queue_stays(
+    app: Horsies, horsies_database_url: str
+) -> None:
     assert enqueued(app) == []
     assert os.environ["HORSIES_DATABASE_URL"] == horsies_database_url
     shop.numbers.send().unwrap()
     with psycopg.connect(horsies_database_url) as connection:
         assert connection.execute("SELECT task_name FROM horsies_tasks").fetchall() == [("shop.numbers",)]
+        connection.execute(
+            "INSERT INTO horsies_suspensions (queue_name, suspended_by) VALUES ('bulk', 'ann')"
+        )
+    assert drain(app) == []
+    assert_enqueued(shop.numbers, count=1)
 
 
 def test_an_assertion_about_what_waits_fails_when_it_should(app: Horsies) -> None:
@@ -90,13 +97,19 @@ def test_delays_expiry_and_schedules_come_nearer_by_as_much_as_was_travelled(app
         travel(app, hours=-1)
 
 
-def test_inline_tasks_run_as_they_are_sent_with_their_retries_and_what_they_send(app: Horsies) -> None:
+def test_inline_tasks_run_as_they_are_sent_with_their_retries_and_what_they_send(
+    app: Horsies, horsies_database_url: str
+) -> None:
     with inline(app):
         assert shop.flaky.send(fails=2).unwrap().get(timeout_ms=0).unwrap() == 3
         assert shop.parent.send().unwrap().get(timeout_ms=0).unwrap() == 3
         assert shop.flaky.schedule(5, fails=0).is_ok()
+        with psycopg.connect(horsies_database_url) as connection:
+            handle = shop.numbers.with_options(conn=connection).send().unwrap()
+        assert shop.send_mail.send("ann@example.org", "no order").is_err()
 
-    assert [task.task_name for task in enqueued(app)] == ["shop.flaky"]
+    assert [task.task_name for task in enqueued(app)] == ["shop.flaky", "shop.numbers"]
+    assert [ran.task_id for ran in drain(app)] == [handle.task_id]
     shop.numbers.send().unwrap()
     assert_enqueued(shop.numbers, count=1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, assert_type
 
+import horsies
 from horsies import (
     Err,
     Horsies,
@@ -94,6 +95,10 @@ def a_workflow_gives_what_its_output_gives() -> None:
     spec = app.workflow("show", [source, prices, shown], output=shown)
     assert_type(spec, WorkflowSpec[str])
     assert_type(spec.start().unwrap(), WorkflowHandle[str])
+
+
+def a_name_that_does_not_exist_is_no_name() -> None:
+    horsies.Horse  # type: ignore[attr-defined]  # pyright: ignore  # noqa: B018
 
 
 def tests_see_types_too() -> None:
