@@ -1,19 +1,21 @@
-"""`horsies demo`: a worker of its own, tasks that end in every way a task can end, a workflow and a schedule.
+"""`horsies demo`: a worker and a dashboard of its own, tasks that end in every way a task can end, a workflow, a schedule.
 
 It keeps to a database of its own on the server it finds, writes nothing into the folder it is run in, and whatever
-happens to it takes its worker with it.
+happens to it takes them with it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from types import FrameType
 from typing import IO, Any
 
@@ -34,16 +36,17 @@ from horsies.worker.system import die_with_parent
 
 DATABASE = "horsies_demo"
 LOCATOR = "horsies.cli.demo_app:app"
-FLAGS = ("--processes=2", "--prefetch-buffer=200", "--with-scheduler")
+_WORKER = ("worker", LOCATOR, "--processes=2", "--prefetch-buffer=200", "--with-scheduler")
+DASHBOARD_PORT = 8600
 START_SECONDS = 30
 STOP_SECONDS = 15
 INTERRUPTED = 130
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="End after the tour instead of keeping the worker.")
+@click.option("--once", is_flag=True, help="End after the tour instead of keeping worker and dashboard.")
 def demo(once: bool) -> None:
-    """See tasks succeed, fail, retry, run late, time out, crash and expire.
+    """See tasks succeed, fail, retry, run late, time out, crash and expire, a workflow, and the dashboard.
 
     Runs on the configured server, or on a PostgreSQL of its own, in the database horsies_demo.
     """
@@ -52,13 +55,14 @@ def demo(once: bool) -> None:
     touring = True
     try:
         os.environ["HORSIES_DATABASE_URL"] = _prepare_database()
-        with _worker() as worker:
+        with _started(_WORKER) as worker, nullcontext() if once else _dashboard() as address:
             _wait_until_ready(worker)
             broken = _take_tour()
             touring = False
             if broken:
                 click.echo(f"The worker said:\n{_said(worker)}", err=True)
             if not once:
+                click.echo(address or "The dashboard takes an extra: pip install 'horsies[web]'.")
                 click.echo(f"The worker runs on as process {worker.pid}; Ctrl-C stops it.")
                 raise _ended(worker, worker.wait())
     except KeyboardInterrupt:
@@ -102,13 +106,13 @@ def _create_database(connection: psycopg.Connection[Any]) -> None:
         ) from error
 
 
-class _Worker(subprocess.Popen[bytes]):
-    """The demo's worker, and what it logs."""
+class _Service(subprocess.Popen[bytes]):
+    """A process of the demo, and what it logs."""
 
-    def __init__(self, log: IO[bytes]) -> None:
+    def __init__(self, words: Sequence[str], log: IO[bytes]) -> None:
         self.log = log
         super().__init__(
-            [sys.executable, "-m", "horsies", "worker", LOCATOR, *FLAGS],
+            [sys.executable, "-m", "horsies", *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -118,18 +122,40 @@ class _Worker(subprocess.Popen[bytes]):
 
 
 @contextmanager
-def _worker() -> Generator[_Worker]:
-    worker = None
+def _started(words: Sequence[str]) -> Generator[_Service]:
+    service = None
     with tempfile.TemporaryFile() as log:
         try:
-            worker = _Worker(log)
-            yield worker
+            service = _Service(words, log)
+            yield service
         finally:
-            if worker is not None:
-                _stop(worker)
+            if service is not None:
+                _stop(service)
 
 
-def _stop(worker: _Worker) -> None:
+@contextmanager
+def _dashboard() -> Generator[str | None]:
+    """The dashboard, while the demo lasts; gives where it is, or None if it is not installed."""
+    if find_spec("uvicorn") is None or find_spec("starlette") is None or find_spec("jinja2") is None:
+        yield None
+        return
+    port = _free_port(DASHBOARD_PORT)
+    with _started(["web", LOCATOR, "--enable-actions", f"--port={port}"]):
+        yield f"The dashboard is at http://127.0.0.1:{port}/"
+
+
+def _free_port(wanted: int) -> int:
+    """A port of this machine on which nobody listens: the one that is wanted, if that is free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _stop(worker: _Service) -> None:
     worker.terminate()
     try:
         worker.wait(STOP_SECONDS)
@@ -138,7 +164,7 @@ def _stop(worker: _Worker) -> None:
         worker.wait()
 
 
-def _wait_until_ready(worker: _Worker) -> None:
+def _wait_until_ready(worker: _Service) -> None:
     click.echo("Starting a worker with 2 processes …")
     first = tour.answered(add.send(0, 0))
     for _ in range(START_SECONDS * 5):
@@ -149,12 +175,12 @@ def _wait_until_ready(worker: _Worker) -> None:
     raise _ended(worker, worker.poll())
 
 
-def _said(worker: _Worker) -> str:
+def _said(worker: _Service) -> str:
     worker.log.seek(0)
     return worker.log.read().decode(errors="replace").strip()
 
 
-def _ended(worker: _Worker, code: int | None) -> HorsiesError:
+def _ended(worker: _Service, code: int | None) -> HorsiesError:
     what = f"was not ready within {START_SECONDS} s" if code is None else f"ended with exit code {code}"
     return HorsiesError(
         f"the worker {what}; it said:\n{_said(worker)}",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import psycopg
 import pytest
@@ -149,11 +151,15 @@ def test_a_killed_demo_takes_its_worker_with_it(start):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_without_once_the_worker_runs_on_until_it_is_stopped(start, number):
+def test_without_once_worker_and_dashboard_run_on_until_they_are_stopped(start, number):
     demo = start()
     demo.wait_for("Ctrl-C stops it")
     family = demo.descendants()
     assert family
+    address = re.search(r"The dashboard is at (http://127.0.0.1:\d+/)", demo.said)
+    assert address is not None
+    with urlopen(address[1]) as page:
+        assert b"horsies" in page.read()
 
     demo.process.send_signal(number)
 
