@@ -70,7 +70,7 @@ def _serve(source: Horsies | PostgresConfig | None, host: str, port: int, settin
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the dashboard needs {error.name}, which is not installed",
-            code=ErrorCode.WEB_NOT_INSTALLED,
+            code=ErrorCode.EXTRA_NOT_INSTALLED,
             help_text="install it: pip install 'horsies[web]'",
         ) from error
     refuse_open_bind(host, Access(**settings))

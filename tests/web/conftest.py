@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
-import httpx
+import httpx2 as httpx
 import psycopg
 import pytest
 from psycopg import sql

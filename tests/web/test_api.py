@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-import httpx
+import httpx2 as httpx
 import psycopg
 
 from horsies import PostgresConfig
