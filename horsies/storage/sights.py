@@ -140,6 +140,7 @@ class Attempt(NamedTuple):
     worker_hostname: str | None
     worker_pid: int | None
     requeued_at: datetime | None
+    traceback: str | None
 
 
 class Wanted(NamedTuple):

@@ -273,6 +273,7 @@ def _last_attempt(task: TaskLine, detail: TaskDetail) -> list[Attempt]:
     """The attempt that is under way or was the last is the task's own row."""
     if task.started_at is None:
         return []
+    message, traceback = error_of(detail.result)
     return [
         Attempt(
             task.attempts,
@@ -280,11 +281,12 @@ def _last_attempt(task: TaskLine, detail: TaskDetail) -> list[Attempt]:
             task.started_at,
             task.terminal_at,
             task.error_code,
-            error_of(detail.result)[0],
+            message,
             detail.failed_reason,
             detail.worker_hostname,
             detail.worker_pid,
             None,
+            traceback,
         )
     ]
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.errors import IntegrityConstraintViolation
 
+from horsies.storage.tasks import Failure, as_json
 from tests.pg.conftest import Add
 from tests.pg.hands import ERR, OK, Hands
 
@@ -102,6 +103,17 @@ def test_every_attempt_is_on_record(add: Add, hands: Hands, db: Db) -> None:
     assert [row["outcome"] for row in rows] == ["FAILED", "FAILED", "COMPLETED"]
     assert [row["will_retry"] for row in rows] == [True, True, False]
     assert task(db)["retry_count"] == 2
+
+
+def test_every_attempt_keeps_where_it_failed(add: Add, hands: Hands, db: Db) -> None:
+    add.send(2).unwrap()
+
+    for where, delay in (("line 1", 0.0), ("line 2", None)):
+        (run,) = hands.run_next()
+        result = as_json({"err": {"message": "it broke", "exception": {"traceback": where}}})
+        hands.store([Failure(run.id, run.claim_seq, result, "BROKEN", "it broke", delay_seconds=delay)])
+
+    assert [row["traceback"] for row in attempts(db)] == ["line 1", "line 2"]
 
 
 def test_a_retry_that_would_come_too_late_ends_the_task_with_its_own_error(

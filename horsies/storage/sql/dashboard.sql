@@ -215,7 +215,7 @@ SELECT id::text, task_name, status, queue_name, priority, earlier_attempts + ret
 -- name: attempts
 -- The attempts that were followed by another, newest first.
 SELECT attempt, outcome, started_at, finished_at, error_code, error_message, failed_reason, worker_hostname, worker_pid,
-       requeued_at
+       requeued_at, traceback
   FROM horsies_attempts WHERE task_id = %(id)s ORDER BY attempt DESC, finished_at DESC LIMIT 200;
 
 -- name: payload

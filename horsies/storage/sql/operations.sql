@@ -54,10 +54,10 @@ WITH found AS (
 ), kept AS (
     INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, finished_at, error_code,
                                   error_message, failed_reason, worker_id, worker_hostname, worker_pid,
-                                  worker_process_name, requeued_at)
+                                  worker_process_name, traceback, requeued_at)
     SELECT id, claim_seq, earlier_attempts + retry_count + 1, 'FAILED', started_at, terminal_at, error_code,
            result::json -> 'err' ->> 'message', failed_reason, claimed_by_worker_id, worker_hostname, worker_pid,
-           worker_process_name, now()
+           worker_process_name, result::json -> 'err' -> 'exception' ->> 'traceback', now()
       FROM chosen WHERE started_at IS NOT NULL
 ), back AS (
     UPDATE horsies_tasks AS task

@@ -309,9 +309,10 @@ WITH outcome AS (
        FOR UPDATE OF task
 ), kept AS (
     INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, error_code, error_message,
-                                  failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
+                                  failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name, traceback)
     SELECT id, claim_seq, earlier_attempts + retry_count + 1, 'FAILED', started_at, error_code, error_message,
-           failed_reason, claimed_by_worker_id, worker_hostname, worker_pid, worker_process_name
+           failed_reason, claimed_by_worker_id, worker_hostname, worker_pid, worker_process_name,
+           result::json -> 'err' -> 'exception' ->> 'traceback'
       FROM outcome WHERE again AND NOT snoozed
 ), ended AS (
     UPDATE horsies_tasks AS task
