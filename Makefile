@@ -9,9 +9,9 @@ USE_UV := $(if $(PYTHON),,$(shell command -v uv 2>/dev/null))
 # The suite starts thousands of processes: none of them shall compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The whole suite but the fault drills, which take long: make faults.
-TESTS ?= tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/integrations tests/testing tests/web tests/browser \
-	tests/docs tests/faults/test_checker.py
+# The whole suite but the fault drills, which take long: make faults. The longest tests come first.
+TESTS ?= tests/docs tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/integrations tests/testing tests/web \
+	tests/browser tests/faults/test_checker.py
 # What `python -m bench` is told, such as --quick.
 BENCH ?=
 # How long a soak lasts.
