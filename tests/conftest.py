@@ -23,17 +23,27 @@ from tests.support.workers import Workplace
 
 HOME_VARIABLE = "HORSIES_TEST_SERVER_HOME"
 TEMPLATE = "horsies_template"
+MEMORY_NEEDED = 4 * 1024**3
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # xdist workers inherit the variable, so that all share the server of this run.
     if HOME_VARIABLE not in os.environ:
-        os.environ[HOME_VARIABLE] = tempfile.mkdtemp(prefix="horsies-tests-")
+        home = Path(tempfile.mkdtemp(prefix="horsies-tests-", dir=_memory()))
+        home.chmod(0o755)  # so that the server can live there, whoever it runs as
+        os.environ[HOME_VARIABLE] = str(home)
         config.stash[_starter] = True
     config.addinivalue_line("markers", "breaks_invariants: leaves its database as no worker would")
 
 
 _starter = pytest.StashKey[bool]()
+
+
+def _memory() -> Path | None:
+    """A file system in memory with room for the server, if there is one: a database for each test is many files."""
+    memory = Path("/dev/shm")
+    is_fit = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > MEMORY_NEEDED
+    return memory if is_fit else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

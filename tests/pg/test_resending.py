@@ -93,7 +93,7 @@ def test_a_task_that_has_ended_meanwhile_does_not_run_again(
     add.send_many([]).unwrap()
     for n in range(10):
         sender = add.with_options(idempotency_key=f"k{n}") if kind == "keyed" else add
-        proxy.lose_reply()
+        proxy.lose_reply(skip=min(n, 1))  # the connection that comes after a lost one says something first
         error = sender.send(n).unwrap_err()
         held = hands.run_next()
         if n % 2:
