@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 
-import httpx
+import httpx2 as httpx
 
 from bench.figures import Figure, at_most
 from bench.harness import Bench

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 ABOVE_ALL = UUID(int=(1 << 128) - 1)
@@ -69,6 +69,7 @@ class Worker(NamedTuple):
     children_memory_mb: float | None
     cpu_percent: float | None
     tasks_running: int | None
+    children: list[dict[str, Any]]  # `pid`, `memory_mb` and `started_at` of each, as they were then
 
 
 class Child(NamedTuple):

@@ -20,7 +20,7 @@ SQL = statements("states")
 
 
 class Snapshot(NamedTuple):
-    """A worker at one moment, beside what it said when it registered; the settings are JSON."""
+    """A worker at one moment, beside what it said when it registered; settings and children are JSON."""
 
     worker_id: UUID
     state: str
@@ -37,6 +37,7 @@ class Snapshot(NamedTuple):
     cpu_percent: float
     children_memory_mb: float
     current_task_ids: list[str]
+    children: str
 
 
 class Pulse(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from horsies.web.graph import HEIGHT, WIDTH, picture, timeline
 from horsies.web.reading import Overview, Reading, error_of
 from horsies.web.refusals import Refusal, not_found
 from horsies.web.routes import PARAMETERS
+from horsies.web.seats import seats
 from horsies.web.series import RANGES, Line, Plot, plot
 
 # So long the doctor may keep a page waiting.
@@ -110,7 +111,8 @@ class Pages:
         by_worker: dict[str, list[Child]] = {}
         for child in children:
             by_worker.setdefault(child.worker_id, []).append(child)
-        return self.show(request, "workers.html", "Workers", workers=workers, children=by_worker)
+        rows = [(worker, seats(worker, by_worker.get(worker.worker_id, []))) for worker in workers]
+        return self.show(request, "workers.html", "Workers", rows=rows)
 
     async def schedules(self, request: Request) -> Response:
         found = await self._reading.schedules()

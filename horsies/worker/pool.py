@@ -126,6 +126,11 @@ class ChildPool:
         return [*self._homeless, *(call for child in held for call in child.calls.values())]
 
     @property
+    def pids(self) -> list[int]:
+        """The children that can take calls, or still have some."""
+        return [child.pid for child in (*self._children.values(), *self._leaving)]
+
+    @property
     def at_work(self) -> list[Claimed]:
         """The calls that run now, each with its child's pid; those queued behind them in a serial child have not begun."""
         return [

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from uuid import UUID
 
 from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, RecoveryConfig
@@ -25,6 +26,7 @@ from horsies.worker.capacity import Limits
 logger = logging.getLogger("horsies.worker")
 
 MAX_TASK_IDS = 100
+MAX_CHILDREN = 200
 _MB = 1_048_576
 
 
@@ -49,16 +51,18 @@ class Activity:
     running: int
     claimed: int
     at_work: Sequence[Claimed]  # those whose code runs, each with the pid of its child
+    children: Sequence[int] = ()  # the pids of all children
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a worker's processes use; of the children, by pid, only the memory."""
+    """What a worker's processes use; of its descendants, by pid, the memory and since when they are there."""
 
     memory_mb: float
     memory_percent: float
     cpu_percent: float
     children_mb: Mapping[int, float]
+    children_since: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,21 @@ def snapshot_of(setup: Setup, activity: Activity, usage: Usage) -> Snapshot:
         cpu_percent=usage.cpu_percent,
         children_memory_mb=sum(usage.children_mb.values()),
         current_task_ids=[task.id for task in activity.at_work[:MAX_TASK_IDS]],
+        children=as_json(_children(activity, usage)),
     )
+
+
+def _children(activity: Activity, usage: Usage) -> list[dict[str, object]]:
+    """Those that were still there when they were looked for."""
+    return [
+        {
+            "pid": pid,
+            "memory_mb": round(usage.children_mb[pid], 1),
+            "started_at": datetime.fromtimestamp(usage.children_since[pid], UTC),
+        }
+        for pid in activity.children[:MAX_CHILDREN]
+        if pid in usage.children_mb
+    ]
 
 
 def pulses_of(lasting: Sequence[Claimed], usage: Usage) -> list[Pulse]:
@@ -164,14 +182,17 @@ class Meter:
 
         parent = psutil.Process()
         children_mb: dict[int, float] = {}
+        children_since: dict[int, float] = {}
         for child in parent.children(recursive=True):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or is another user's
-                children_mb[child.pid] = child.memory_info().rss / _MB
+                memory, since = child.memory_info().rss / _MB, child.create_time()
+                children_mb[child.pid], children_since[child.pid] = memory, since
         return Usage(
             memory_mb=parent.memory_info().rss / _MB,
             memory_percent=parent.memory_percent(),
             cpu_percent=self._cpu_percent(),
             children_mb=children_mb,
+            children_since=children_since,
         )
 
     def _cpu_percent(self) -> float:

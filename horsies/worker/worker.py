@@ -342,6 +342,7 @@ class Worker:
             running=self._engine.load,
             claimed=self._engine.claimed,
             at_work=[task for pool in self._pools for task in pool.at_work],
+            children=[pid for pool in self._pools for pid in pool.pids],
         )
 
     def _new_launcher(self) -> Launcher:

@@ -34,6 +34,7 @@ def _snapshot(worker_id: UUID, **changes: Any) -> Snapshot:
         "cpu_percent": 12.25,
         "children_memory_mb": 160.0,
         "current_task_ids": [str(UUID(int=1)), str(UUID(int=2))],
+        "children": '[{"pid": 11, "memory_mb": 30.0, "started_at": "2001-09-09T01:46:40Z"}]',
     }
     return Snapshot(**{**facts, **changes})
 
@@ -80,6 +81,7 @@ def test_a_snapshot_holds_what_the_worker_registered_and_what_it_does(hands: Han
         "children_memory_mb": 160.0,
         "worker_started_at": started_at,
         "current_task_ids": [UUID(int=1), UUID(int=2)],
+        "children": [{"pid": 11, "memory_mb": 30.0, "started_at": "2001-09-09T01:46:40Z"}],
     }
 
 

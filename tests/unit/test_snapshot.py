@@ -22,7 +22,13 @@ from horsies.worker.capacity import Limits
 from horsies.worker.snapshot import Activity, Agenda, Meter, Usage, pulses_of, setup_of, snapshot_of
 
 WORKER = UUID(int=7)
-USAGE = Usage(memory_mb=40.0, memory_percent=1.5, cpu_percent=20.0, children_mb={11: 30.0, 12: 20.5})
+USAGE = Usage(
+    memory_mb=40.0,
+    memory_percent=1.5,
+    cpu_percent=20.0,
+    children_mb={11: 30.0, 12: 20.5},
+    children_since={11: 1_000_000_000.0, 12: 1_000_000_060.0},
+)
 
 
 def run(number: int, *, claim_seq: int = 1, pid: int | None = 11) -> Claimed:
@@ -48,7 +54,9 @@ def run(number: int, *, claim_seq: int = 1, pid: int | None = 11) -> Claimed:
 
 
 def doing(*at_work: Claimed, state: WorkerState = WorkerState.BUSY) -> Activity:
-    return Activity(worker_id=WORKER, state=state, running=len(at_work), claimed=3, at_work=at_work)
+    return Activity(
+        worker_id=WORKER, state=state, running=len(at_work), claimed=3, at_work=at_work, children=[11, 99]
+    )
 
 
 def limits(**changes: Any) -> Limits:
@@ -154,6 +162,12 @@ def test_a_snapshot_counts_the_parent_and_the_children_apart():
     assert row.children_memory_mb == 50.5
     assert (row.worker_id, row.state, row.tasks_running, row.tasks_claimed) == (WORKER, "busy", 2, 3)
     assert row.current_task_ids == [str(UUID(int=1)), str(UUID(int=2))]
+
+
+def test_a_snapshot_tells_of_the_children_that_are_still_there():
+    row = snapshot_of(setup_of(AppConfig(), limits(), (), 4), doing(), USAGE)
+
+    assert json.loads(row.children) == [{"pid": 11, "memory_mb": 30.0, "started_at": "2001-09-09T01:46:40Z"}]
 
 
 def test_a_snapshot_names_a_hundred_tasks_at_most():

@@ -94,9 +94,10 @@ SELECT queue_name, counted.pending, counted.scheduled, counted.claimed, counted.
 SELECT worker.worker_id::text, worker.hostname, worker.pid,
        CASE WHEN worker.dead_at IS NOT NULL OR worker.lease_expires_at < now() THEN 'dead' ELSE worker.state END,
        worker.queues, worker.processes, worker.started_at, worker.last_beat_at,
-       latest.memory_usage_mb, latest.children_memory_mb, latest.cpu_percent, latest.tasks_running
+       latest.memory_usage_mb, latest.children_memory_mb, latest.cpu_percent, latest.tasks_running,
+       coalesce(latest.children, '[]')
   FROM horsies_workers AS worker
-  LEFT JOIN LATERAL (SELECT memory_usage_mb, children_memory_mb, cpu_percent, tasks_running
+  LEFT JOIN LATERAL (SELECT memory_usage_mb, children_memory_mb, cpu_percent, tasks_running, children
                        FROM horsies_worker_states AS state
                       WHERE state.worker_id = worker.worker_id ORDER BY snapshot_at DESC LIMIT 1) AS latest ON true
  ORDER BY worker.dead_at IS NOT NULL OR worker.lease_expires_at < now(), worker.started_at, worker.worker_id;

@@ -3,11 +3,13 @@
 INSERT INTO horsies_worker_states
        (worker_id, hostname, pid, state, processes, max_claim_batch, max_claim_per_worker, cluster_wide_cap, queues,
         queue_priorities, queue_max_concurrency, recovery_config, tasks_running, tasks_claimed, memory_usage_mb,
-        memory_percent, cpu_percent, children_memory_mb, worker_started_at, current_task_ids)
+        memory_percent, cpu_percent, children_memory_mb, worker_started_at, current_task_ids,
+        children)
 SELECT worker_id, hostname, pid, %(state)s, processes, %(max_claim_batch)s, %(max_claim_per_worker)s,
        %(cluster_wide_cap)s, queues, %(queue_priorities)s::jsonb, %(queue_max_concurrency)s::jsonb,
        %(recovery_config)s::jsonb, %(tasks_running)s, %(tasks_claimed)s, %(memory_usage_mb)s, %(memory_percent)s,
-       %(cpu_percent)s, %(children_memory_mb)s, started_at, %(current_task_ids)s::uuid[]
+       %(cpu_percent)s, %(children_memory_mb)s, started_at, %(current_task_ids)s::uuid[],
+       %(children)s::jsonb
   FROM horsies_workers
  WHERE worker_id = %(worker_id)s AND dead_at IS NULL;
 
