@@ -6,6 +6,7 @@ and 2 for a command line that cannot be understood.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -56,6 +57,17 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         return getattr(import_module(f"horsies.cli.{COMMANDS[cmd_name]}"), cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if close := get_close_matches(args[0], COMMANDS, 1):
+                meant = f"{error.format_message()} Did you mean {close[0]!r}?"
+                raise click.UsageError(meant, ctx) from None
+            raise
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -47,6 +47,7 @@ class Facts(NamedTuple):
     running: int
     paused_workflow: str | None = None
     unknown_for: float | None = None
+    asked_to_stop: float | None = None
 
 
 async def why(connection: Connection, task_id: UUID) -> list[str] | None:
@@ -68,6 +69,11 @@ def _not_pending(facts: Facts) -> str:
     since = "" if facts.since is None else f" {span(facts.since)} ago"
     where = f" on {facts.worker_hostname}" if facts.worker_hostname else ""
     match facts.status:
+        case "RUNNING" if facts.asked_to_stop is not None:
+            return (
+                f"It is running{where} in process {facts.worker_pid}, and was asked to stop {span(facts.asked_to_stop)} ago;"
+                " when its cancel_grace_ms is over, its process is ended."
+            )
         case "RUNNING":
             return f"It is running{where} in process {facts.worker_pid}; it was started{since}."
         case "CLAIMED":

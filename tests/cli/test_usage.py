@@ -29,8 +29,8 @@ def test_the_version_is_the_packages(workplace):
     assert (result.returncode, result.stdout.strip()) == (0, f"horsies, version {version('horsies')}")
 
 
-def test_an_unknown_command_is_named(workplace):
-    misused(workplace.run("wroker"), "wroker")
+def test_an_unknown_command_is_named_and_so_is_the_one_that_was_meant(workplace):
+    misused(workplace.run("wroker"), "wroker", "Did you mean 'worker'?")
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ READY = Facts(
         ({"ahead": MOST_AHEAD}, "behind more than 10,000 tasks"),
         ({"running": 2}, "All 2 processes"),
         ({"status": "RUNNING", "worker_hostname": "h", "worker_pid": 7, "since": 5.0}, "running on h in process 7"),
+        ({"status": "RUNNING", "asked_to_stop": 3.0}, "was asked to stop 3 s ago"),
         ({"status": "CLAIMED", "worker_hostname": "h", "since": 5.0}, "claimed it"),
         ({"status": "FAILED", "error_code": "BROKEN", "since": 5.0}, "`horsies requeue 1`"),
         ({"status": "COMPLETED", "since": 5.0}, "COMPLETED"),

@@ -40,5 +40,6 @@ SELECT task.id::text, task.task_name, task.status, task.queue_name, task.is_asyn
          WHERE busy.status = 'RUNNING' AND busy.claimed_by_worker_id IN (SELECT worker_id FROM serving))::integer AS running,
        (SELECT flow.id::text FROM horsies_workflows AS flow
          WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED') AS paused_workflow,
-       extract(epoch FROM now() - task.unknown_since)::double precision AS unknown_for
+       extract(epoch FROM now() - task.unknown_since)::double precision AS unknown_for,
+       extract(epoch FROM now() - task.cancel_asked_at)::double precision AS asked_to_stop
   FROM task;
