@@ -22,11 +22,10 @@ from horsies.portal import run_sync
 from horsies.registry import TaskRegistry
 from horsies.storage import dashboard
 from horsies.storage.database import TRANSIENT
-from horsies.storage.sights import Queue, Total, Worker
+from horsies.storage.sights import ENDS, Queue, Total, Worker
 
 logger = logging.getLogger("horsies.metrics")
 
-ENDS = ("completed", "failed", "cancelled", "expired")
 # All instruments are asked one after another, and are to tell of the same moment.
 KEPT_SECONDS = 1.0
 
@@ -103,13 +102,13 @@ def _of_queues(value: Callable[[Queue], float]) -> Callable[[Sight], Iterable[Ob
 
 
 _OF_QUEUES: tuple[tuple[str, str, str, Callable[[Queue], float]], ...] = (
-    ("pending", "{task}", "Tasks that are due and wait", lambda queue: queue.sounded or queue.pending),
+    ("pending", "{task}", "Tasks that are due and wait", lambda queue: queue.waiting),
     ("running", "{task}", "Tasks that workers hold", lambda queue: queue.claimed + queue.running),
     (
         "oldest",
         "s",
         "How long the oldest waiting task has been due",
-        lambda queue: queue.sounded_oldest_seconds or queue.oldest_pending_seconds or 0.0,
+        lambda queue: queue.oldest_seconds,
     ),
 )
 

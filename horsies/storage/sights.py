@@ -53,6 +53,16 @@ class Queue(NamedTuple):
     suspended_by: str | None
     workers: int
 
+    @property
+    def waiting(self) -> int:
+        """How many tasks are due and wait, as far as that is known."""
+        return self.sounded or self.pending
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the oldest of them has been due."""
+        return self.sounded_oldest_seconds or self.oldest_pending_seconds or 0.0
+
 
 class Worker(NamedTuple):
     """A worker, and what it was like when it last said so."""
@@ -223,6 +233,10 @@ class Act(NamedTuple):
     action: str
     subject: str
     tasks: int
+
+
+# The ways in which tasks end, as `Total` counts them.
+ENDS = ("completed", "failed", "cancelled", "expired")
 
 
 class Total(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from horsies.storage import dashboard
-from horsies.storage.sights import Queue, Total, Worker
+from horsies.storage.sights import ENDS, Queue, Total, Worker
 from horsies.web.desk import Desk
 from horsies.web.reading import SELDOM, Reading
 from horsies.web.series import BOUNDS
@@ -15,8 +15,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = Mapping[str, str]
 Sample = tuple[str, Labels, float]
-
-ENDS = ("completed", "failed", "cancelled", "expired")
 
 
 async def exposition(desk: Desk, reading: Reading) -> str:
@@ -58,16 +56,16 @@ def _queues(queues: Sequence[Queue]) -> Iterator[str]:
         yield from _metric(f"horsies_queue_{name}", "gauge", about, samples)
 
 
-def _oldest(queue: Queue) -> float:
-    return queue.sounded_oldest_seconds or queue.oldest_pending_seconds or 0
-
-
 _GAUGES: tuple[tuple[str, str, Callable[[Queue], float]], ...] = (
-    ("pending", "Tasks that are due and wait.", lambda queue: queue.sounded or queue.pending),
+    ("pending", "Tasks that are due and wait.", lambda queue: queue.waiting),
     ("scheduled", "Tasks that are not due yet, 10,000 at most.", lambda queue: queue.scheduled),
     ("running", "Tasks that workers hold.", lambda queue: queue.claimed + queue.running),
     ("suspended", "1 while nobody may claim.", lambda queue: queue.suspended_by is not None),
-    ("oldest_pending_seconds", "How long the oldest waiting task has been due.", _oldest),
+    (
+        "oldest_pending_seconds",
+        "How long the oldest waiting task has been due.",
+        lambda queue: queue.oldest_seconds,
+    ),
 )
 
 

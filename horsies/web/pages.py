@@ -204,7 +204,7 @@ def plots(found: Overview) -> list[Plot]:
     points, step = found.points, found.range.step
     seconds = step.total_seconds()
     waiting = [None if point.pending is None else float(point.pending) for point in points]
-    waiting[-1] = float(sum(queue.sounded or queue.pending for queue in found.queues))
+    waiting[-1] = float(sum(queue.waiting for queue in found.queues))
     running = [None if point.running is None else float(point.running) for point in points]
     running[-1] = float(sum(queue.running + queue.claimed for queue in found.queues))
     return [

@@ -242,7 +242,7 @@ class Reading:
 def facets(queues: Sequence[Queue], ended: Sequence[Busy], codes: Sequence[tuple[str, int]]) -> Facets:
     """Live counts and those of a day, by what tasks can be chosen by."""
     statuses = {
-        "PENDING": sum((queue.sounded or queue.pending) + queue.scheduled for queue in queues),
+        "PENDING": sum(queue.waiting + queue.scheduled for queue in queues),
         "CLAIMED": sum(queue.claimed for queue in queues),
         "RUNNING": sum(queue.running for queue in queues),
         "COMPLETED": sum(each.completed for each in ended),
