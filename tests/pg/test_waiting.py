@@ -193,7 +193,8 @@ def test_one_waiter_that_gives_up_leaves_the_others_waiting(add: Add, hands: Han
     hasty = Waiting(add._first([handle.task_id]), timeout_ms=20)  # pyright: ignore[reportPrivateUsage]
 
     assert hasty.join().is_err()
-    hands.complete(hands.run_next())
+    # The other's mark may hold the row at this moment, and a claim passes over what is held.
+    hands.complete(eventually(hands.run_next))
 
     assert patient.join().unwrap() == 5
 
