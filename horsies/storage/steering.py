@@ -11,17 +11,13 @@ from uuid import UUID
 
 from horsies.storage.database import Connection
 from horsies.storage.tasks import Expired
-from horsies.storage.workflows import SQL, hold, move, shown, tree
-from horsies.workflow.advance import COMPLETED, FAILED, Ended, Event, Kind, Opened
+from horsies.storage.workflows import SQL, hold, move, shown, stop, tree
+from horsies.workflow.advance import COMPLETED, FAILED, Ended, Kind, Opened
 
 ACTIVE = ("PENDING", "RUNNING", "PAUSED")
 ENDED = ("FAILED", "CANCELLED", "EXPIRED")
 
 SLEPT = '{"ok":null}'
-CANCELLED = (
-    '{"err":{"error_code":{"__builtin_task_code__":"TASK_CANCELLED"},'
-    '"message":"its workflow was ended before it began","data":null,"exception":null}}'
-)
 NOT_SIGNALLED = (
     '{"err":{"error_code":{"__builtin_task_code__":"TASK_TIMEOUT"},'
     '"message":"the signal was not given in time","data":null,"exception":null}}'
@@ -70,7 +66,7 @@ async def cancel(connection: Connection, flow_id: UUID) -> bool | None:
         flow_ids = await tree(connection, flow_id, *ACTIVE)
         if str(flow_id) not in flow_ids:
             return False
-        await move(connection, await _stop(connection, flow_ids, "CANCELLED", None))
+        await move(connection, await stop(connection, flow_ids, "CANCELLED", None))
         return True
 
 
@@ -119,7 +115,7 @@ async def fire(connection: Connection) -> float | None:
             await lock(connection, late)
             for flow_id in await _overdue(connection, late):
                 flow_ids = await tree(connection, flow_id, *ACTIVE)
-                await move(connection, await _stop(connection, flow_ids, "EXPIRED", TOO_LATE))
+                await move(connection, await stop(connection, flow_ids, "EXPIRED", TOO_LATE))
     return await next_timer(connection)
 
 
@@ -145,14 +141,6 @@ async def expire(connection: Connection, worker_id: UUID, result: str) -> list[E
 
 async def _is(connection: Connection, flow_id: UUID, status: str) -> bool:
     return str(flow_id) in await tree(connection, flow_id, status)
-
-
-async def _stop(
-    connection: Connection, flow_ids: Sequence[str], status: str, error: str | None
-) -> list[Event]:
-    values = {"ids": list(flow_ids), "status": status, "error": error, "result": CANCELLED}
-    cursor = await connection.execute(SQL["stop"], values)
-    return [Ended(row[0], row[1], FAILED) for row in await cursor.fetchall() if row[0] is not None]
 
 
 async def _due(connection: Connection, flow_ids: Sequence[str] | None) -> list[tuple[str, int, str]]:

@@ -75,7 +75,7 @@ async def _open(batch: Batch, completed: Sequence[Completed]) -> tuple[list[Even
     ids = {"ids": [UUID(each) for each in {task.node[0] for task in completed if task.node is not None}]}
     batch.add(b"BEGIN")
     batch.add(_execute("lock"), ids)
-    batch.add(_execute("complete_and_load"), {"completed": as_json(completed)})
+    batch.add(_execute("complete_and_load"), {"completed": tasks.outcomes(completed)})
     batch.add(_execute("flows"), ids)
     _, _, rows, flows = await batch.run()
     events: list[Event] = [Ended(row[0], row[1], COMPLETED) for row in rows if row[-1]]
@@ -86,7 +86,7 @@ async def _go_on(batch: Batch, loaded: Loaded, changes: Changes) -> list[float]:
     """What a step leads to beyond itself; mostly nothing."""
     timers: list[float] = []
     events: list[Event] = []
-    if changes.events or changes.paused or changes.maps or changes.built:
+    if changes.leads_on:
         timers += [timer for rows in await batch.run() for timer in _timer(rows)]
         events += await follow(batch.connection, changes)
     if changes.over:

@@ -245,6 +245,16 @@ def encode_rows(rows: Sequence[NewTask]) -> str:
     return as_json(rows)
 
 
+def outcomes(completed: Iterable[Completed]) -> str:
+    """What tasks returned, as the statements that end them want it."""
+    return as_json({f"{task.id}/{task.claim_seq}": task.result for task in completed})
+
+
+def as_calls(calls: Iterable[tuple[str, int]]) -> str:
+    """Calls by their id and `claim_seq`, as the statements that give them back want them."""
+    return as_json({f"{task_id}/{claim_seq}": True for task_id, claim_seq in calls})
+
+
 async def finished(connection: Connection, ids: Sequence[UUID]) -> set[UUID]:
     cursor = await connection.execute(SQL["finished"], {"ids": list(ids), "since": not_before(ids)})
     return {row[0] for row in await cursor.fetchall()}
@@ -271,7 +281,7 @@ def is_plain(ask: Ask) -> bool:
 
 def exchange_values(completed: Sequence[Completed], ask: Ask) -> dict[str, Any]:
     return ask._asdict() | {
-        "completed": as_json(completed),
+        "completed": outcomes(completed),
         "lines": as_json(ask.lines),
         "pools": as_json(ask.pools),
         "caps": as_json(ask.caps),
@@ -314,7 +324,7 @@ async def refresh(connection: Connection) -> bool:
 
 async def start(connection: Connection, starts: Sequence[Start]) -> set[str]:
     """Start prefetched tasks; the answer has the ids of those that may leave."""
-    cursor = await connection.execute(SQL["start"], {"starts": as_json(starts)})
+    cursor = await connection.execute(SQL["start"], {"starts": as_json({f"{task.id}/{task.claim_seq}": task.pid for task in starts})})
     return {row[0] for row in await cursor.fetchall()}
 
 
@@ -333,16 +343,15 @@ async def release(connection: Connection, worker_id: UUID, keep: Iterable[tuple[
 
 async def give_back(connection: Connection, calls: Iterable[tuple[str, int]]) -> int:
     """Give back tasks that count as started and were not, each named by its id and `claim_seq`."""
-    rows = [{"id": task_id, "claim_seq": claim_seq} for task_id, claim_seq in calls]
-    if not rows:
+    held = list(calls)
+    if not held:
         return 0
-    return (await connection.execute(SQL["give_back"], {"calls": as_json(rows)})).rowcount
+    return (await connection.execute(SQL["give_back"], {"calls": as_calls(held)})).rowcount
 
 
 async def put_off(connection: Connection, calls: Iterable[tuple[str, int]], grace_seconds: float) -> set[str]:
     """Give back tasks that are not known here, unless they have waited for so long; which were."""
-    rows = [{"id": task_id, "claim_seq": claim_seq} for task_id, claim_seq in calls]
-    values = {"calls": as_json(rows), "grace_seconds": grace_seconds}
+    values = {"calls": as_calls(calls), "grace_seconds": grace_seconds}
     return {row[0] for row in await (await connection.execute(SQL["put_off"], values)).fetchall()}
 
 

@@ -16,7 +16,7 @@ import msgspec
 from horsies.storage import tasks
 from horsies.storage.database import Connection
 from horsies.storage.statements import statements
-from horsies.storage.tasks import Claimed, Completed, Failure, as_json
+from horsies.storage.tasks import Claimed, Completed, Failure, as_json, outcomes
 from horsies.workflow.advance import (
     COMPLETED,
     FAILED,
@@ -46,6 +46,11 @@ NO_LIST = (
 )
 
 
+# For a task of a workflow that was ended before it began.
+NOT_BEGUN = (
+    '{"err":{"error_code":{"__builtin_task_code__":"TASK_CANCELLED"},'
+    '"message":"its workflow was ended before it began","data":null,"exception":null}}'
+)
 NOT_BUILT = (
     '{"err":{"error_code":{"__builtin_task_code__":"SUBWORKFLOW_LOAD_FAILED"},'
     '"message":"what was built for this node cannot be read","data":null,"exception":null}}'
@@ -222,7 +227,7 @@ async def settle(
 
 
 async def _complete(connection: Connection, completed: Sequence[Completed]) -> set[str]:
-    cursor = await connection.execute(SQL["complete"], {"completed": as_json(completed)})
+    cursor = await connection.execute(SQL["complete"], {"completed": outcomes(completed)})
     return {row[0] for row in await cursor.fetchall()}
 
 
@@ -292,6 +297,8 @@ async def follow(connection: Connection, changes: Changes) -> list[Event]:
         events += await _expand(connection, changes.maps)
     if changes.built:
         events += await _adopt(connection, changes.built)
+    for flow_id in changes.dropped:
+        await stop(connection, await tree(connection, flow_id, "PENDING"), "CANCELLED", None)
     return events
 
 
@@ -352,6 +359,15 @@ async def tree(connection: Connection, flow_id: str | UUID, *states: str) -> lis
 async def hold(connection: Connection, flow_ids: Sequence[str]) -> None:
     """Pause workflows: what they sent and has not begun is put off."""
     await connection.execute(SQL["hold"], {"ids": list(flow_ids)})
+
+
+async def stop(
+    connection: Connection, flow_ids: Sequence[str], status: str, error: str | None
+) -> list[Event]:
+    """End workflows before their time; gives back what that means to those that they are parts of."""
+    values = {"ids": list(flow_ids), "status": status, "error": error, "result": NOT_BEGUN}
+    cursor = await connection.execute(SQL["stop"], values)
+    return [Ended(row[0], row[1], FAILED) for row in await cursor.fetchall() if row[0] is not None]
 
 
 async def _expand(connection: Connection, maps: Sequence[Ref]) -> list[Event]:

@@ -130,8 +130,14 @@ class Changes(NamedTuple):
     paused: list[str]  # workflows whose tasks that have not begun must be held back
     maps: list[Ref]  # nodes that take their items now
     built: list[Ref]  # nodes whose workflow has just been built
+    dropped: list[str]  # workflows that will not begin, because their node was skipped
     over: list[str]  # workflows that have ended, and need a verdict
     events: list[Event]
+
+    @property
+    def leads_on(self) -> bool:
+        """Whether there is more to do than to write rows."""
+        return bool(self.paused or self.maps or self.built or self.dropped or self.events)
 
 
 def joins(node: Node) -> bool | None:
@@ -167,6 +173,7 @@ class _Step:
         self._paused: list[str] = []
         self._maps: list[Ref] = []
         self._built: list[Ref] = []
+        self._dropped: list[str] = []
         self._events: list[Event] = []
 
     def take(self, event: Event) -> None:
@@ -210,6 +217,8 @@ class _Step:
         self._touched.setdefault(node.ref, None)
         self._touched_flows[flow.id] = None
         self._ready.pop(node.ref, None)
+        if status == SKIPPED and node.child is not None:
+            self._dropped.append(node.child)
         if status == FAILED and flow.pauses and flow.status == WorkflowStatus.RUNNING:
             flow.status = WorkflowStatus.PAUSED
             self._paused.append(flow.id)
@@ -262,6 +271,7 @@ class _Step:
             paused=self._paused,
             maps=self._maps,
             built=self._built,
+            dropped=self._dropped,
             over=[
                 flow.id for flow in touched if flow.status == WorkflowStatus.RUNNING and not flow.open_tasks
             ],

@@ -36,6 +36,7 @@ def test_the_judge_sees_what_cannot_have_come_about() -> None:
         entry(2, "SKIPPED", [1], tasks=0),
         entry(3, "COMPLETED", [0], second=1),
         entry(4, "COMPLETED", [0, 1], join="any", second=1),
+        entry(6, "SKIPPED", [0], tasks=0)._replace(dropped=True),
     ]
     wrong = {
         "in the end": entry(5, "ENQUEUED", [0]),
@@ -43,6 +44,7 @@ def test_the_judge_sees_what_cannot_have_come_about() -> None:
         "join holds": entry(5, "SKIPPED", [0], tasks=0),
         "2 tasks": entry(5, "COMPLETED", [0], second=1, tasks=2),
         "began at": entry(5, "COMPLETED", [3]),
+        "was skipped": entry(5, "COMPLETED", [0], second=1)._replace(dropped=True),
     }
 
     assert judge(sound) == []

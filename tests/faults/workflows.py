@@ -52,13 +52,16 @@ RECORD = """
     SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.status, node.join_type, node.min_success,
            node.allow_failed_deps, node.dependencies, node.started_at, node.completed_at,
            (SELECT count(*) FROM horsies_tasks AS task
-             WHERE NOT task.live AND task.workflow_id = node.workflow_id AND task.workflow_index = node.task_index)
+             WHERE NOT task.live AND task.workflow_id = node.workflow_id AND task.workflow_index = node.task_index),
+           EXISTS (SELECT FROM horsies_workflows AS flow JOIN horsies_workflow_tasks AS above
+                       ON above.workflow_id = flow.parent_workflow_id AND above.task_index = flow.parent_task_index
+                    WHERE flow.id = node.workflow_id AND above.status = 'SKIPPED')
       FROM horsies_workflow_tasks AS node
 """
 
 
 class Entry(NamedTuple):
-    """A node as recorded, and how many of its tasks have ended."""
+    """A node as recorded, how many of its tasks have ended, and whether it is part of a node that was skipped."""
 
     workflow_id: str
     place: int
@@ -72,6 +75,7 @@ class Entry(NamedTuple):
     started_at: datetime | None
     completed_at: datetime | None
     tasks: int
+    dropped: bool = False
 
 
 def judge(record: Iterable[Entry]) -> list[str]:
@@ -92,6 +96,9 @@ def _problems(entry: Entry, flow: dict[int, Entry]) -> list[str]:
     ]
     if entry.status not in ("COMPLETED", "FAILED", "SKIPPED"):
         return [f"{name} is {entry.status} in the end"]
+    if entry.dropped:
+        ran = entry.status != "SKIPPED" or entry.tasks
+        return [f"{name} is {entry.status}, though what it is a part of was skipped"] if ran else []
     wanted = len(deps) if entry.join == "all" else entry.min_success or 1
     holds = len(completed) >= wanted or (entry.join == "all" and entry.allow_failed)
     if holds == (entry.status == "SKIPPED"):
@@ -120,6 +127,10 @@ class Drill:
         self.started = 0
 
     def run(self, seconds: float) -> list[str]:
+        with self._db:
+            return self._run(seconds)
+
+    def _run(self, seconds: float) -> list[str]:
         end = time.monotonic() + seconds
         faults = [self._kill, self._kill, self._freeze, self._throw_out, self._replace]
         while time.monotonic() < end:
@@ -133,7 +144,6 @@ class Drill:
         for worker in self._workers:
             assert worker.wait_until_ready().stop() == 0, worker.log
         problems = judge(Entry._make(row) for row in self._db.execute(RECORD.encode()).fetchall())
-        self._db.close()
         return problems
 
     def _start_one(self) -> None:

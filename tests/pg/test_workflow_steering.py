@@ -137,6 +137,28 @@ def test_what_failed_in_a_part_is_run_again_with_the_whole(
     play(player, handle, again)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_part_of_a_skipped_node_is_over_too_and_begins_when_that_is_run_again(
+    app: Horsies, task: Any, player: Player, db: Db, depth: int
+) -> None:
+    first = task.node(node_id="first")(n=1)
+    links = [task.node(node_id=f"link{n}", waits_for=[first])(n=n) for n in range(1, depth)]
+    part = SubWorkflowNode(part_of(task), node_id="part", waits_for=links or [first])
+    handle = app.workflow("whole", [first, *links, part], definition_key="steering.whole").start().unwrap()
+
+    player.fail(player.claim())
+
+    flows = "SELECT status, completed_at IS NOT NULL AS over FROM horsies_workflows WHERE name = 'part'"
+    assert db.execute(flows).fetchall() == [{"status": "CANCELLED", "over": True}]
+    assert states(handle)["part"] == "SKIPPED"
+    assert handle.result_for(part).unwrap_err().error_code == OutcomeCode.UPSTREAM_SKIPPED
+
+    handle.retry_failed().unwrap()
+    play(player, handle)
+
+    assert db.execute(flows).fetchall() == [{"status": "COMPLETED", "over": True}]
+
+
 def test_a_map_that_failed_takes_its_items_anew(app: Horsies, task: Any, player: Player) -> None:
     many = task.node(node_id="many")(n=1)
     mapped = map_node(task, over=many, node_id="mapped")

@@ -85,11 +85,14 @@ SELECT id::text FROM horsies_workflows
 
 -- name: complete
 -- End tasks that returned, as `exchange` does; the answer has those that were ours.
-WITH ended AS (
+WITH said AS MATERIALIZED (
+    SELECT CAST(%(completed)s AS jsonb) AS of
+), ended AS (
     UPDATE horsies_tasks AS task
-       SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
-      FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
-     WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+       SET live = false, status = 'COMPLETED', result = (SELECT of FROM said) ->> (task.id || '/' || task.claim_seq),
+           completed_at = now(), terminal_at = now()
+     WHERE task.live AND task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM said, jsonb_object_keys(of) AS call))
+       AND (SELECT of FROM said) ? (task.id || '/' || task.claim_seq) AND task.status = 'RUNNING'
        AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited
 )
@@ -97,11 +100,14 @@ SELECT id::text, CASE WHEN awaited THEN pg_notify('task_done', id::text) END FRO
 
 -- name: complete_and_load
 -- The same, and the nodes of those that were ours, marked as such, with all that wait for them.
-WITH ended AS (
+WITH said AS MATERIALIZED (
+    SELECT CAST(%(completed)s AS jsonb) AS of
+), ended AS (
     UPDATE horsies_tasks AS task
-       SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
-      FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
-     WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+       SET live = false, status = 'COMPLETED', result = (SELECT of FROM said) ->> (task.id || '/' || task.claim_seq),
+           completed_at = now(), terminal_at = now()
+     WHERE task.live AND task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM said, jsonb_object_keys(of) AS call))
+       AND (SELECT of FROM said) ? (task.id || '/' || task.claim_seq) AND task.status = 'RUNNING'
        AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited, task.workflow_id, task.workflow_index
 ), told AS MATERIALIZED (
@@ -416,7 +422,7 @@ WITH cancelled AS (
                'sub_workflow_id', flow.id, 'sub_workflow_summary', NULL))::text
       FROM flow
      WHERE node.workflow_id = flow.parent_workflow_id AND node.task_index = flow.parent_task_index
-       AND node.workflow_id <> ALL (%(ids)s::uuid[])
+       AND node.workflow_id <> ALL (%(ids)s::uuid[]) AND node.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED')
 )
 SELECT parent_workflow_id::text, parent_task_index, CASE WHEN awaited THEN pg_notify('workflow_done', id::text) END
   FROM flow CROSS JOIN told
