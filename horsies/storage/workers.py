@@ -11,7 +11,7 @@ import msgspec
 from horsies.storage import operations
 from horsies.storage.database import Connection
 from horsies.storage.statements import statements
-from horsies.storage.tasks import Claimed, as_json
+from horsies.storage.tasks import Claimed, as_calls, as_json
 
 SQL = statements("workers")
 
@@ -149,8 +149,8 @@ async def orphans(connection: Connection, rules: Rules) -> list[Orphan]:
 
 async def unclaim(connection: Connection, tasks: Sequence[Claimed]) -> None:
     """Give back claims of others that were never started."""
-    lost = [{"id": task.id, "claim_seq": task.claim_seq} for task in tasks]
-    await connection.execute(SQL["unclaim"], {"lost": as_json(lost)})
+    lost = as_calls((task.id, task.claim_seq) for task in tasks)
+    await connection.execute(SQL["unclaim"], {"lost": lost})
 
 
 async def forget(connection: Connection) -> None:

@@ -25,24 +25,14 @@ FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until"}
 
 _LINE = {"pool": 0, "queue_name": "default", "is_async": False, "rate_key": "", "quota": 100}
 _FROM_THE_START = {"priority": 0, "enqueued_at": SINCE, "id": str(UUID(int=0))}
-_CALL = json.dumps(
-    [
-        {
-            "id": str(UUID(int=7)),
-            "claim_seq": 1,
-            "pid": 1,
-            "result": "1",
-            "delay_seconds": 1.0,
-            "on_failure": "add",
-        }
-    ]
-)
+_ID = str(UUID(int=7))
+_FAILURE = {"id": _ID, "claim_seq": 1, "result": "1", "delay_seconds": 1.0, "on_failure": "add"}
 VALUES: Mapping[str, Any] = {
-    "completed": _CALL,
-    "starts": _CALL,
-    "failures": _CALL,
-    "calls": _CALL,
-    "lost": _CALL,
+    "completed": json.dumps({f"{_ID}/1": "1"}),
+    "starts": json.dumps({f"{_ID}/1": 1}),
+    "failures": json.dumps([_FAILURE]),
+    "calls": json.dumps({f"{_ID}/1": True}),
+    "lost": json.dumps({f"{_ID}/1": True}),
     "lines": json.dumps([_LINE | _FROM_THE_START]),
     "pools": json.dumps([{"pool": 0, "room": 100, "idle": 1, "pids": [1]}]),
     "caps": json.dumps([{"queue_name": "default", "most": 5, "mine": 0, "recorded": 0}]),
@@ -57,7 +47,7 @@ VALUES: Mapping[str, Any] = {
     "result": "1",
     "cancelled": "1",
     "grace_seconds": 1.0,
-    "keep": _CALL,
+    "keep": json.dumps([_FAILURE]),
     "ids": [UUID(int=7), UUID(int=8)],
     "id": UUID(int=7),
     "since": SINCE,
@@ -118,6 +108,42 @@ def test_the_live_table_is_read_through_its_indexes(
     scans = _scans(busy_url, noun, verb)
 
     assert {way for table, way in scans if table == "horsies_tasks_live"} == indexes
+
+
+@pytest.mark.parametrize("known", [0, 1, 30, 3_000])
+@pytest.mark.parametrize(
+    ("noun", "verb"),
+    [
+        ("tasks", "exchange"),
+        ("tasks", "exchange_within"),
+        ("tasks", "start"),
+        ("tasks", "fail"),
+        ("tasks", "give_back"),
+        ("tasks", "put_off"),
+        ("tasks", "watch"),
+        ("cancelling", "cancel"),
+        ("workers", "unclaim"),
+        ("workflows", "complete"),
+        ("workflows", "complete_and_load"),
+    ],
+)
+def test_no_plan_walks_the_live_table_whatever_was_known_of_it(
+    quiet_url: str, noun: str, verb: str, known: int
+) -> None:
+    """A plan may be made when there is next to nothing, or when nothing runs, and is then kept."""
+    with psycopg.connect(quiet_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO horsies_tasks_live (task_name) SELECT 'add' FROM generate_series(1, %s)", (known,)
+        )
+        connection.execute("VACUUM ANALYZE horsies_tasks_live")
+        try:
+            scans = _scans(quiet_url, noun, verb)
+        finally:
+            connection.execute("TRUNCATE horsies_tasks")
+
+    ways = {way for table, way in scans if table == "horsies_tasks_live"}
+    assert ways
+    assert not {way for way in ways if way not in (KEY, CLAIM, EXPIRY)}
 
 
 @pytest.mark.parametrize("verb", ["finished", "watch", "look", "info", "attempts", "mine"])

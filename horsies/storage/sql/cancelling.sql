@@ -21,7 +21,7 @@ WITH found AS MATERIALIZED (
            result = CASE WHEN NOT runs THEN %(result)s END,
            terminal_at = CASE WHEN NOT runs THEN now() END
       FROM found
-     WHERE task.live AND task.id = found.id
+     WHERE task.live AND task.id = found.id AND task.id = ANY (%(ids)s::uuid[])
     RETURNING task.id, task.status, task.awaited, task.workflow_id, task.workflow_index, task.claimed_by_worker_id
 ), told AS (
     SELECT count(CASE WHEN status = 'CANCELLED' AND awaited THEN pg_notify('task_done', id::text) END) FROM cancelled

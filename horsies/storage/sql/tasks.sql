@@ -82,11 +82,18 @@ SELECT pg_advisory_xact_lock(key)
 -- first, and are started here and now. The rest wait in the worker as CLAIMED, and so do tasks with an expiry that would
 -- have to queue: it is looked at again when they start. The first row of the answer has no id; its claim_seq says how
 -- many tasks were ended.
-WITH ended AS (
+--
+-- Here and below, rows are found by an array of their ids, and what is said of each in an object, under its id and
+-- claim_seq. A join would be turned round, and walk the whole table, by a plan made when there was little in it or nothing
+-- ran.
+WITH said AS MATERIALIZED (
+    SELECT CAST(%(completed)s AS jsonb) AS of
+), ended AS (
     UPDATE horsies_tasks AS task
-       SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
-      FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
-     WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+       SET live = false, status = 'COMPLETED', result = (SELECT of FROM said) ->> (task.id || '/' || task.claim_seq),
+           completed_at = now(), terminal_at = now()
+     WHERE task.live AND task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM said, jsonb_object_keys(of) AS call))
+       AND (SELECT of FROM said) ? (task.id || '/' || task.claim_seq) AND task.status = 'RUNNING'
        AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited
 ), told AS (
@@ -122,20 +129,21 @@ WITH ended AS (
 ), placed AS (
     SELECT next.id, next.turn, CASE WHEN seat <= pool.idle OR good_until IS NULL THEN pool.pids[seat] END AS pid
       FROM next JOIN pool USING (pool)
+), seating AS MATERIALIZED (
+    SELECT jsonb_object_agg(id, jsonb_build_array(turn, pid)) AS of FROM placed
 ), claimed AS (
     UPDATE horsies_tasks_live AS task
-       SET status = CASE WHEN placed.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
+       SET status = CASE WHEN (SELECT of FROM seating) -> task.id::text ->> 1 IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
            claimed_at = now(),
            claim_expires_at = now() + make_interval(secs => %(lease_seconds)s),
-           started_at = CASE WHEN placed.pid IS NULL THEN NULL ELSE now() END,
+           started_at = CASE WHEN (SELECT of FROM seating) -> task.id::text ->> 1 IS NOT NULL THEN now() END,
            claim_seq = task.claim_seq + 1,
            claimed_by_worker_id = %(worker_id)s,
-           worker_pid = placed.pid,
+           worker_pid = ((SELECT of FROM seating) -> task.id::text ->> 1)::integer,
            worker_hostname = %(hostname)s,
            worker_process_name = %(process_name)s
-      FROM placed
-     WHERE task.id = placed.id
-    RETURNING placed.turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
+     WHERE task.id = ANY (ARRAY (SELECT id FROM placed))
+    RETURNING ((SELECT of FROM seating) -> task.id::text -> 0)::integer AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
               task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index,
               task.earlier_attempts
@@ -152,11 +160,14 @@ SELECT * FROM claimed
 -- The same within limits of the cluster, of a queue or of a rate: what is found is cut to what they leave, and what this
 -- worker then holds is written down. A rate limit's tasks stand in lines of their own. It costs a third more than the
 -- plain exchange, which is why there are two.
-WITH ended AS (
+WITH said AS MATERIALIZED (
+    SELECT CAST(%(completed)s AS jsonb) AS of
+), ended AS (
     UPDATE horsies_tasks AS task
-       SET live = false, status = 'COMPLETED', result = outcome.result, completed_at = now(), terminal_at = now()
-      FROM json_to_recordset(CAST(%(completed)s AS json)) AS outcome (id uuid, claim_seq integer, result text)
-     WHERE task.live AND task.id = outcome.id AND task.claim_seq = outcome.claim_seq AND task.status = 'RUNNING'
+       SET live = false, status = 'COMPLETED', result = (SELECT of FROM said) ->> (task.id || '/' || task.claim_seq),
+           completed_at = now(), terminal_at = now()
+     WHERE task.live AND task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM said, jsonb_object_keys(of) AS call))
+       AND (SELECT of FROM said) ? (task.id || '/' || task.claim_seq) AND task.status = 'RUNNING'
        AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited
 ), told AS (
@@ -227,20 +238,21 @@ WITH ended AS (
        SET spent_until = rate.spent_until + make_interval(secs => taken.starts * rate.seconds)
       FROM rate JOIN (SELECT rate_key, count(*) AS starts FROM placed GROUP BY rate_key) AS taken USING (rate_key)
      WHERE horsies_rates.rate_key = rate.rate_key
+), seating AS MATERIALIZED (
+    SELECT jsonb_object_agg(id, jsonb_build_array(turn, pid)) AS of FROM placed
 ), claimed AS (
     UPDATE horsies_tasks_live AS task
-       SET status = CASE WHEN placed.pid IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
+       SET status = CASE WHEN (SELECT of FROM seating) -> task.id::text ->> 1 IS NULL THEN 'CLAIMED' ELSE 'RUNNING' END,
            claimed_at = now(),
            claim_expires_at = now() + make_interval(secs => %(lease_seconds)s),
-           started_at = CASE WHEN placed.pid IS NULL THEN NULL ELSE now() END,
+           started_at = CASE WHEN (SELECT of FROM seating) -> task.id::text ->> 1 IS NOT NULL THEN now() END,
            claim_seq = task.claim_seq + 1,
            claimed_by_worker_id = %(worker_id)s,
-           worker_pid = placed.pid,
+           worker_pid = ((SELECT of FROM seating) -> task.id::text ->> 1)::integer,
            worker_hostname = %(hostname)s,
            worker_process_name = %(process_name)s
-      FROM placed
-     WHERE task.id = placed.id
-    RETURNING placed.turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
+     WHERE task.id = ANY (ARRAY (SELECT id FROM placed))
+    RETURNING ((SELECT of FROM seating) -> task.id::text -> 0)::integer AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
               task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index,
               task.earlier_attempts
@@ -278,10 +290,13 @@ SELECT horsies_refresh_statistics() FROM (SELECT set_config('lock_timeout', '200
 
 -- name: start
 -- Prefetched tasks leave for a child: only those that are still ours and still in time.
+WITH said AS MATERIALIZED (
+    SELECT CAST(%(starts)s AS jsonb) AS of
+)
 UPDATE horsies_tasks_live AS task
-   SET status = 'RUNNING', started_at = now(), worker_pid = chosen.pid
-  FROM json_to_recordset(CAST(%(starts)s AS json)) AS chosen (id uuid, claim_seq integer, pid integer)
- WHERE task.id = chosen.id AND task.claim_seq = chosen.claim_seq AND task.status = 'CLAIMED'
+   SET status = 'RUNNING', started_at = now(), worker_pid = ((SELECT of FROM said) -> (task.id || '/' || task.claim_seq))::integer
+ WHERE task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM said, jsonb_object_keys(of) AS call))
+   AND (SELECT of FROM said) ? (task.id || '/' || task.claim_seq) AND task.status = 'CLAIMED'
    AND (task.good_until IS NULL OR task.good_until > now())
 RETURNING task.id;
 
@@ -303,10 +318,10 @@ WITH outcome AS (
                        id uuid, claim_seq integer, result text, error_code text, error_message text,
                        failed_reason text, delay_seconds double precision, crashed boolean, snoozed boolean,
                        asked boolean, on_failure text)) AS said
-      JOIN horsies_tasks_live AS task
-        ON task.id = said.id AND task.claim_seq = said.claim_seq AND task.status = 'RUNNING'
-           AND (task.cancel_asked_at IS NOT NULL OR NOT said.asked)
-       FOR UPDATE OF task
+     CROSS JOIN LATERAL (SELECT * FROM horsies_tasks_live AS task
+                          WHERE task.id = said.id AND task.claim_seq = said.claim_seq AND task.status = 'RUNNING'
+                            AND (task.cancel_asked_at IS NOT NULL OR NOT said.asked)
+                            FOR UPDATE) AS task
 ), kept AS (
     INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, error_code, error_message,
                                   failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name, traceback)
@@ -334,7 +349,7 @@ WITH outcome AS (
            failed_at = CASE WHEN NOT again AND NOT stopped AND NOT snoozed THEN now() END,
            terminal_at = CASE WHEN again THEN NULL ELSE now() END
       FROM outcome
-     WHERE task.live AND task.id = outcome.id
+     WHERE task.live AND task.id = outcome.id AND task.id = ANY (ARRAY (SELECT id FROM outcome))
     RETURNING task.id, task.awaited, again, task.queue_name, task.status, task.task_name, task.priority,
               outcome.error_code, outcome.error_message, outcome.on_failure
 ), sent AS (
@@ -380,12 +395,14 @@ SELECT id FROM freed CROSS JOIN woken;
 
 -- name: give_back
 -- Give back tasks that count as started and were never begun: their worker died before their turn came.
-WITH freed AS (
+WITH said AS MATERIALIZED (
+    SELECT CAST(%(calls)s AS jsonb) AS of
+), freed AS (
     UPDATE horsies_tasks_live AS task
        SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
            claim_expires_at = NULL, started_at = NULL, worker_pid = NULL
-      FROM json_to_recordset(CAST(%(calls)s AS json)) AS call (id uuid, claim_seq integer)
-     WHERE task.id = call.id AND task.claim_seq = call.claim_seq AND task.status = 'RUNNING'
+     WHERE task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM said, jsonb_object_keys(of) AS call))
+       AND (SELECT of FROM said) ? (task.id || '/' || task.claim_seq) AND task.status = 'RUNNING'
        AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.queue_name
 ), woken AS (
@@ -397,7 +414,9 @@ SELECT id FROM freed CROSS JOIN woken;
 -- name: put_off
 -- Give back tasks that this worker does not know, for one that may, as long as there is time; in longer and longer spells.
 -- Those that are missing from the answer have waited long enough, or are no longer ours.
-WITH freed AS (
+WITH said AS MATERIALIZED (
+    SELECT CAST(%(calls)s AS jsonb) AS of
+), freed AS (
     UPDATE horsies_tasks_live AS task
        SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
            claim_expires_at = NULL, started_at = NULL, worker_pid = NULL,
@@ -406,8 +425,8 @@ WITH freed AS (
                greatest(now() - coalesce(task.unknown_since, task.enqueued_at), interval '1 s'),
                interval '30 s',
                coalesce(task.unknown_since, task.enqueued_at) + make_interval(secs => %(grace_seconds)s) - now())
-      FROM json_to_recordset(CAST(%(calls)s AS json)) AS call (id uuid, claim_seq integer)
-     WHERE task.id = call.id AND task.claim_seq = call.claim_seq AND task.status IN ('CLAIMED', 'RUNNING')
+     WHERE task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM said, jsonb_object_keys(of) AS call))
+       AND (SELECT of FROM said) ? (task.id || '/' || task.claim_seq) AND task.status IN ('CLAIMED', 'RUNNING')
        AND task.cancel_asked_at IS NULL
        AND coalesce(task.unknown_since, task.enqueued_at) + make_interval(secs => %(grace_seconds)s) > now()
     RETURNING task.id, task.queue_name
@@ -429,8 +448,7 @@ WITH late AS (
 ), ended AS (
     UPDATE horsies_tasks AS task
        SET live = false, status = 'EXPIRED', error_code = 'TASK_EXPIRED', result = %(result)s, terminal_at = now()
-      FROM late
-     WHERE task.live AND task.id = late.id
+     WHERE task.live AND task.id = ANY (ARRAY (SELECT id FROM late))
     RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.awaited
 )
 SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, id, task_name, queue_name, workflow_id FROM ended;

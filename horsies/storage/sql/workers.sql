@@ -121,12 +121,14 @@ SELECT task.status, 0 AS turn, task.id, task.claim_seq, task.task_name, task.arg
 
 -- name: unclaim
 -- Give back claims that were never started.
-WITH freed AS (
+WITH lost AS MATERIALIZED (
+    SELECT CAST(%(lost)s AS jsonb) AS of
+), freed AS (
     UPDATE horsies_tasks_live AS task
        SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
            claim_expires_at = NULL, worker_pid = NULL
-      FROM json_to_recordset(CAST(%(lost)s AS json)) AS lost (id uuid, claim_seq integer)
-     WHERE task.id = lost.id AND task.claim_seq = lost.claim_seq AND task.status = 'CLAIMED'
+     WHERE task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM lost, jsonb_object_keys(of) AS call))
+       AND (SELECT of FROM lost) ? (task.id || '/' || task.claim_seq) AND task.status = 'CLAIMED'
     RETURNING task.queue_name
 )
 SELECT pg_notify(horsies_queue_channel(queue_name), '')
