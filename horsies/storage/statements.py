@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from importlib.resources import files
 
 _BLOCK = re.compile(r"^-- name: (?P<verb>\w+)\n(?P<sql>.*?)(?=^-- name: |\Z)", re.DOTALL | re.MULTILINE)
-_COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+_INDENT = re.compile(r"^ +", re.MULTILINE)
 
 
 def statements(noun: str) -> Mapping[str, bytes]:
-    """The statements of `sql/<noun>.sql` by verb, without their comments (they would travel with every call)."""
+    """The statements of `sql/<noun>.sql` by verb, without comments and indents: the driver keeps short ones in mind."""
     text = files("horsies.storage").joinpath("sql", f"{noun}.sql").read_text(encoding="utf-8")
     return {
-        block["verb"]: _COMMENT.sub("", block["sql"]).strip().rstrip(";").encode()
+        block["verb"]: _INDENT.sub("", _COMMENT.sub("", block["sql"])).strip().rstrip(";").encode()
         for block in _BLOCK.finditer(text)
     }
