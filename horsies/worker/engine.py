@@ -36,8 +36,8 @@ logger = logging.getLogger("horsies.worker")
 
 # With prefetch, results may gather so long between two round trips while the children have enough to do.
 GATHER_SECONDS = 0.005
-# Within limits of the cluster one round trip at a time is under way, so what short tasks were started together may end
-# together: so long.
+# Without prefetch, short tasks that were started together may end together, in one round trip instead of two that wait for
+# each other at the disk: so long.
 TOGETHER_SECONDS = 0.001
 # With prefetch, a second round trip is begun beside the first when so many results have gathered.
 HELP_BATCH = 32
@@ -284,7 +284,7 @@ class Engine:
                     self._news.set()
 
     def _needs_help(self) -> bool:
-        """At once without prefetch, when every child waits for its next task; else when a batch has gathered.
+        """Without prefetch for tasks that are not short, when a child waits for its next one; else when a batch has gathered.
 
         Not within limits of the cluster: what two round trips at once hold of them could not be told.
         """
@@ -292,7 +292,7 @@ class Engine:
             return False
         if self._limits.prefetch:
             return len(self.settler.completed) >= HELP_BATCH and not self._gathers()
-        return bool(self.settler.completed) or self._may_look()
+        return not self._are_short() and (bool(self.settler.completed) or self._may_look())
 
     def _gathers(self) -> bool:
         """Whether results had better gather for a moment: the children have plenty to do, and there are only a few."""
@@ -300,11 +300,15 @@ class Engine:
             return False
         plain = self._capacity.plain
         if self._limits.prefetch == 0:
-            ends_soon = bool(self._caps) and plain.load > 0 and self._capacity.run_time < TOGETHER_SECONDS
+            ends_soon = plain.load > 0 and self._are_short()
             return ends_soon and time.monotonic() < self._gather_until
         capacity = plain.shape.slots * self._capacity.depth()
         plenty, few = plain.load > capacity // 2, len(self.settler.completed) < capacity // 4
         return plenty and few and time.monotonic() < self._gather_until
+
+    def _are_short(self) -> bool:
+        """Whether the plain tasks that run here end as soon as they have begun."""
+        return self._capacity.run_time < TOGETHER_SECONDS
 
     def _has_room(self) -> bool:
         return not self._stopping and self._capacity.has_room(len(self._prefetched))

@@ -97,7 +97,7 @@ LATE = DEAD.replace("now() - interval '1 hour')", "NULL)")
 ALIVE = f"{WORKER} VALUES ('{HERE}', 'host', 2, 1, '{{default}}', now() - interval '1 day', now(), now() + interval '1 hour', NULL);"
 HELD = f"{TASK} VALUES ('add', 'RUNNING', true, '{GONE}', now() - interval '1 hour', now() - interval '1 hour', NULL);"
 HELD_NOW = HELD.replace("now() - interval '1 hour'", "now()")
-UNCHECKED = "ALTER TABLE horsies_tasks DROP CONSTRAINT horsies_tasks_live;"
+UNCHECKED = "ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_tasks_new;"
 UNOWNED = "ALTER TABLE horsies_tasks_live DROP CONSTRAINT horsies_tasks_live_owner;"
 
 FLOW = (
@@ -115,6 +115,7 @@ BROKEN = [
     ("misplaced", UNCHECKED + UNOWNED + f"{TASK} VALUES ('add', 'FAILED', true, NULL, NULL, NULL, now());"),
     ("misplaced", UNCHECKED + f"{TASK} VALUES ('add', 'RUNNING', false, '{HERE}', now(), now(), now());"),
     ("misplaced", UNCHECKED + f"{TASK} VALUES ('add', 'PENDING', false, NULL, NULL, NULL, NULL);"),
+    ("misplaced", UNCHECKED + f"{TASK} VALUES ('add', 'DONE', false, NULL, NULL, NULL, now());"),
     ("ownership", UNOWNED + f"{TASK} VALUES ('add', 'PENDING', true, '{HERE}', now(), NULL, NULL);"),
     ("ownership", UNOWNED + f"{TASK} VALUES ('add', 'RUNNING', true, NULL, now(), now(), NULL);"),
     ("ownership", f"{TASK} VALUES ('add', 'RUNNING', true, '{HERE}', NULL, now(), NULL);"),

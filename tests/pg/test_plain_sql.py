@@ -166,3 +166,37 @@ def test_a_row_with_nothing_but_a_name_is_a_task(app: Horsies, hands: Hands, db:
     assert claimed.id == str(task_id)
     hands.complete([claimed])
     assert app.handle(task_id).get(timeout_ms=0).unwrap() == 5
+
+
+@pytest.mark.parametrize("table", ["horsies_tasks", "horsies_tasks_live"])
+@pytest.mark.parametrize(
+    ("columns", "values", "words"),
+    [
+        ("priority", "0", "is 0; it must be from 1 to 100"),
+        ("priority", "101", "is 101; it must be from 1 to 100"),
+        ("task_name", "''", "has 0 characters; it must have 1 to 255"),
+        ("task_name", "repeat('x', 256)", "has 256 characters; it must have 1 to 255"),
+        ("queue_name", "''", "a name of 0 characters; it must have 1 to 100"),
+        ("queue_name", "repeat('x', 101)", "a name of 101 characters; it must have 1 to 100"),
+        ("status, claimed_by_worker_id", "'DONE', gen_random_uuid()", "is DONE, which does not go with live = t"),
+    ],
+)
+def test_a_row_that_cannot_be_a_task_is_refused_with_all_that_came_with_it(
+    db: Db, table: str, columns: str, values: str, words: str
+) -> None:
+    name = "" if columns == "task_name" else "task_name, "
+    given = values if columns == "task_name" else f"'add', {values}"
+
+    with pytest.raises(psycopg.errors.CheckViolation, match=words):
+        db.execute(f"INSERT INTO {table} (task_name) VALUES ('add')".encode() + b"; " + (
+            f"INSERT INTO {table} ({name}{columns}) VALUES ({given})".encode()
+        ))  # fmt: skip
+
+    assert db.execute("SELECT FROM horsies_tasks").fetchall() == []
+
+
+def test_a_finished_row_must_look_finished(db: Db) -> None:
+    row = "INSERT INTO horsies_tasks (task_name, live, status, terminal_at) VALUES ('add', false, 'RUNNING', now())"
+
+    with pytest.raises(psycopg.errors.CheckViolation, match="is RUNNING, which does not go with live = f"):
+        db.execute(row.encode())

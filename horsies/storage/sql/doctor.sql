@@ -24,7 +24,7 @@ SELECT task.id::text
 SELECT id::text FROM horsies_tasks_live WHERE status NOT IN ('PENDING', 'CLAIMED', 'RUNNING')
 UNION ALL
 SELECT id::text FROM horsies_tasks_history
- WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')
+ WHERE status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
    AND (terminal_at > now() - interval '1 day' OR terminal_at IS NULL);
 
 -- name: ownership
