@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from uuid import UUID
 
 from horsies.config import PostgresConfig
-from horsies.storage.database import Connection, Database
+from horsies.storage.database import BY_INDEX, Connection, Database
 from horsies.storage.retention import KEYS
 from horsies.storage.retention import SQL as RETENTION
 from horsies.storage.sights import (
@@ -73,7 +73,7 @@ def _few(config: PostgresConfig, name: str, settings: str) -> Database:
         max_overflow=0,
         pool_timeout=READ_SECONDS,
     )
-    return Database(few, name)
+    return Database(few, name, BY_INDEX)
 
 
 async def pulse(connection: Connection) -> str:

@@ -65,8 +65,11 @@ _STEADY_PLANS = (
     "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off"
     " -c enable_material=off -c jit=off -c plan_cache_mode=force_generic_plan"
 )
-# What a producer asks for is found by an index, whatever the size of the table was when the plan was made.
-BY_INDEX = "SET enable_seqscan = off"
+# What is asked for is found by an index, whatever the size of the table was when the plan was made.
+BY_INDEX = b"SET enable_seqscan = off"
+# A producer asks by key, for which one plan is as good as another. Left alone, PostgreSQL plans each look anew, to leave
+# out the days of history before it; that takes twice as long as the look.
+BY_KEY = BY_INDEX + b"; SET plan_cache_mode = force_generic_plan"
 # Whoever waited for a turn must see what was written by those before, whatever the database prefers.
 _FRESH_SNAPSHOTS = r"-c default_transaction_isolation=read\ committed"
 _GIVES_UP = f"-c statement_timeout={STATEMENT_SECONDS}s"
@@ -177,11 +180,12 @@ class _Idle:
 
 
 class Database:
-    """A few connections shared by everything on one event loop."""
+    """A few connections shared by everything on one event loop; `plans` says how they go about what they are asked."""
 
-    def __init__(self, config: PostgresConfig, name: str) -> None:
+    def __init__(self, config: PostgresConfig, name: str, plans: bytes = BY_KEY) -> None:
         self.config = config
         self._name = name
+        self._plans = plans
         self._idle: list[_Idle] = []
         self._free = asyncio.Semaphore(config.pool_size + config.max_overflow)
         self._closed = False
@@ -211,7 +215,7 @@ class Database:
             await entry.connection.close()
         connection = await connect(self.config, name=self._name)
         if not self.config.pgbouncer_transaction_mode:
-            await connection.execute(BY_INDEX)
+            await connection.execute(self._plans)
         return _Idle(connection, time.monotonic())
 
     async def _put_back(self, entry: _Idle) -> None:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import Connection
 
 from horsies.config import PostgresConfig
-from horsies.storage.database import BY_INDEX, connection_settings, connection_string, is_quiet, none_free
+from horsies.storage.database import BY_KEY, connection_settings, connection_string, is_quiet, none_free
 
 SyncConnection = Connection[tuple[Any, ...]]
 
@@ -61,7 +61,7 @@ class DirectDatabase:
             connection_string(self._config.conninfo, **settings), autocommit=True, prepare_threshold=threshold
         )
         if not self._config.pgbouncer_transaction_mode:
-            connection.execute(BY_INDEX)
+            connection.execute(BY_KEY)
         return connection
 
     def _put_back(self, connection: SyncConnection, opened_at: float) -> None:
