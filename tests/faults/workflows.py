@@ -143,8 +143,7 @@ class Drill:
         eventually(lambda: self._db.execute(OPEN.encode()).fetchone() == (True,), 60, "every workflow ended")
         for worker in self._workers:
             assert worker.wait_until_ready().stop() == 0, worker.log
-        problems = judge(Entry._make(row) for row in self._db.execute(RECORD.encode()).fetchall())
-        return problems
+        return judge(Entry._make(row) for row in self._db.execute(RECORD.encode()).fetchall())
 
     def _start_one(self) -> None:
         nodes: list[Any] = []
