@@ -120,17 +120,18 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
         asyncio.run(migrate(PostgresConfig(database_url=bench.url)))
         facts, settings = reports.machine(bench), reports.settings(bench)
         console.print(", ".join(f"{name} {value}" for name, value in facts.items()), highlight=False)
-        figures = [
-            figure
-            for group in groups
-            if group in MEASURES
-            for figure in _figures(bench, group, scale, repeat, say)
-        ]
-        rows: list[Row] = []
-        if "peers" in groups:
-            rows = gathered(
-                measured for _ in range(repeat) for measured in peers(bench, scale.peers, options.peer, say)
-            )
+        figures: list[Figure] = []
+        measured: list[Measured] = []
+        try:
+            for group in groups:
+                if group != "peers":
+                    figures += _figures(bench, group, scale, repeat, say)
+                    continue
+                for _ in range(repeat):
+                    for value in peers(bench, scale.peers, options.peer, say):
+                        measured.append(value)
+        except KeyboardInterrupt:
+            say("stopped; what was measured until now is kept")
         asyncio.run(_hang_up())
     return Report(
         at=reports.now(),
@@ -140,7 +141,7 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
         settings=settings,
         load=load,
         figures=figures,
-        peers=rows,
+        peers=gathered(measured),
     )
 
 

@@ -49,7 +49,7 @@ GROWTH = (
     "idling",
     "dashboard",
 )
-GROUPS = (*BASIC, *GROWTH, "peers")
+GROUPS = (*BASIC, "peers", *GROWTH)
 
 EVERYTHING = Scale(
     groups=GROUPS,

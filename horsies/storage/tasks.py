@@ -324,7 +324,9 @@ async def refresh(connection: Connection) -> bool:
 
 async def start(connection: Connection, starts: Sequence[Start]) -> set[str]:
     """Start prefetched tasks; the answer has the ids of those that may leave."""
-    cursor = await connection.execute(SQL["start"], {"starts": as_json({f"{task.id}/{task.claim_seq}": task.pid for task in starts})})
+    cursor = await connection.execute(
+        SQL["start"], {"starts": as_json({f"{task.id}/{task.claim_seq}": task.pid for task in starts})}
+    )
     return {row[0] for row in await cursor.fetchall()}
 
 

@@ -178,7 +178,11 @@ def test_a_row_with_nothing_but_a_name_is_a_task(app: Horsies, hands: Hands, db:
         ("task_name", "repeat('x', 256)", "has 256 characters; it must have 1 to 255"),
         ("queue_name", "''", "a name of 0 characters; it must have 1 to 100"),
         ("queue_name", "repeat('x', 101)", "a name of 101 characters; it must have 1 to 100"),
-        ("status, claimed_by_worker_id", "'DONE', gen_random_uuid()", "is DONE, which does not go with live = t"),
+        (
+            "status, claimed_by_worker_id",
+            "'DONE', gen_random_uuid()",
+            "is DONE, which does not go with live = t",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_a_task_is_refused_with_all_that_came_with_it(
