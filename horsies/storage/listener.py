@@ -2,8 +2,8 @@
 
 A notification is a hint: whoever gets one looks at the tables. So a lost one costs a poll and nothing else, and after
 every (re)connection the owner is told to look, because anything may have happened meanwhile. A connection that is only
-ever read from can die unseen; this one sends itself a notification from time to time and is replaced when it does
-not come back.
+ever read from can die unseen; over this one the server is asked from time to time what it listens to, and it is replaced
+when there is no answer or another one. A notification to itself would tell the same, and wake everyone else who listens.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from random import random
-from uuid import uuid4
 
-from psycopg import sql
+from psycopg import OperationalError, sql
 
 from horsies.config import PostgresConfig
 from horsies.retry import backoff
@@ -45,7 +44,6 @@ class Listener:
         self._channels = channels
         self._on_notify = on_notify
         self._on_connected = on_connected
-        self._echo = f"horsies_echo_{uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
         self.connected = asyncio.Event()
 
@@ -64,7 +62,7 @@ class Listener:
         while True:
             try:
                 async with await connect(self._config, session=True, name="horsies-listener") as connection:
-                    for channel in (*self._channels, self._echo):
+                    for channel in self._channels:
                         await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                     attempt = 0
                     self.connected.set()
@@ -82,18 +80,10 @@ class Listener:
     async def _listen(self, connection: Connection) -> None:
         """Deliver notifications until the connection is lost or stops answering."""
         while True:
-            await self._deliver(connection, PING_SECONDS)
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await connection.execute("SELECT pg_notify(%s, '')", (self._echo,))
-                while not await self._deliver(connection, ANSWER_SECONDS, at_least=1):
-                    pass
-
-    async def _deliver(self, connection: Connection, seconds: float, at_least: int | None = None) -> bool:
-        """Pass on what arrives within a time, or until there was something; tells whether our own echo was in it."""
-        heard = False
-        async for notify in connection.notifies(timeout=seconds, stop_after=at_least):
-            if notify.channel == self._echo:
-                heard = True
-            else:
+            async for notify in connection.notifies(timeout=PING_SECONDS):
                 self._on_notify(notify.channel, notify.payload)
-        return heard
+            async with asyncio.timeout(ANSWER_SECONDS):
+                cursor = await connection.execute("SELECT pg_listening_channels()")
+                heard = {row[0] for row in await cursor.fetchall()}
+            if not heard.issuperset(self._channels):
+                raise OperationalError("the session that listened is another one by now")
