@@ -22,6 +22,8 @@ from horsies.storage.statements import statements
 SQL = statements("tasks")
 # As a number of tasks: as many as there are.
 NO_LIMIT = 2**31 - 1
+# Each is compared with every other one there: few enough for that not to matter.
+FAILURES_PER_STATEMENT = 100
 
 _encode = msgspec.json.Encoder().encode
 
@@ -332,8 +334,12 @@ async def start(connection: Connection, starts: Sequence[Start]) -> set[str]:
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> dict[str, bool]:
     """End attempts that failed; for each that was ours, whether it is retried."""
-    cursor = await connection.execute(SQL["fail"], {"failures": as_json(failures), "cancelled": CANCELLED})
-    return {row[0]: row[1] for row in await cursor.fetchall()}
+    ours: dict[str, bool] = {}
+    for first in range(0, len(failures), FAILURES_PER_STATEMENT):
+        some = failures[first : first + FAILURES_PER_STATEMENT]
+        cursor = await connection.execute(SQL["fail"], {"failures": as_json(some), "cancelled": CANCELLED})
+        ours |= {row[0]: row[1] for row in await cursor.fetchall()}
+    return ours
 
 
 async def release(connection: Connection, worker_id: UUID, keep: Iterable[tuple[str, int]]) -> int:

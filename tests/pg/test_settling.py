@@ -353,3 +353,13 @@ def test_a_long_read_of_history_delays_its_next_day_and_not_the_readers(
         other.commit()
         reader.commit()
         assert other.execute("SELECT horsies_prepare_history(30)").fetchone() == (23,)
+
+
+def test_any_number_of_failures_end_at_once(add: Add, hands: Hands, db: Db) -> None:
+    add.send_many([(n,) for n in range(250)]).unwrap()
+    held = hands.run_next(limit=250)
+
+    assert hands.fail(held) == {task.id: False for task in held}
+    assert db.execute("SELECT status, count(*) AS tasks FROM horsies_tasks GROUP BY status").fetchall() == [
+        {"status": "FAILED", "tasks": 250}
+    ]
