@@ -168,7 +168,8 @@ class Sender(Generic[P, T]):
 
     def _handles(self, ids: list[str]) -> list[TaskHandle[T]]:
         value_type = self._envelope.task.signature.value_type
-        return [TaskHandle[T](task_id, self._broker, value_type) for task_id in ids]
+        handle: type[TaskHandle[T]] = TaskHandle  # to call TaskHandle[T] takes longer than to make one
+        return [handle(task_id, self._broker, value_type) for task_id in ids]
 
     def _first(self, ids: list[str]) -> TaskHandle[T]:
         return self._handles(ids)[0]
