@@ -143,7 +143,8 @@ WITH said AS MATERIALIZED (
            worker_hostname = %(hostname)s,
            worker_process_name = %(process_name)s
      WHERE task.id = ANY (ARRAY (SELECT id FROM placed))
-    RETURNING ((SELECT of FROM seating) -> task.id::text -> 0)::integer AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
+    RETURNING ((SELECT of FROM seating) -> task.id::text -> 0)::integer AS turn, task.id, task.claim_seq,
+              task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
               task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index,
               task.earlier_attempts
@@ -252,7 +253,8 @@ WITH said AS MATERIALIZED (
            worker_hostname = %(hostname)s,
            worker_process_name = %(process_name)s
      WHERE task.id = ANY (ARRAY (SELECT id FROM placed))
-    RETURNING ((SELECT of FROM seating) -> task.id::text -> 0)::integer AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
+    RETURNING ((SELECT of FROM seating) -> task.id::text -> 0)::integer AS turn, task.id, task.claim_seq,
+              task.task_name, task.args, task.kwargs, task.queue_name,
               task.is_async, task.priority, task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries,
               task.crash_count, task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index,
               task.earlier_attempts
@@ -294,7 +296,8 @@ WITH said AS MATERIALIZED (
     SELECT CAST(%(starts)s AS jsonb) AS of
 )
 UPDATE horsies_tasks_live AS task
-   SET status = 'RUNNING', started_at = now(), worker_pid = ((SELECT of FROM said) -> (task.id || '/' || task.claim_seq))::integer
+   SET status = 'RUNNING', started_at = now(),
+       worker_pid = ((SELECT of FROM said) -> (task.id || '/' || task.claim_seq))::integer
  WHERE task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM said, jsonb_object_keys(of) AS call))
    AND (SELECT of FROM said) ? (task.id || '/' || task.claim_seq) AND task.status = 'CLAIMED'
    AND (task.good_until IS NULL OR task.good_until > now())
