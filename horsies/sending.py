@@ -1,4 +1,5 @@
-"""From a call to a row: everything that can be wrong with a send is found here, before the database is asked.
+"""From a call to a row: everything that can be wrong with a send is found here, before the database is asked; or, of very
+many, before it has stored any.
 
 A row is stored whole or not at all, and a send that is repeated because its reply was lost never makes a second task.
 """
@@ -8,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Literal, cast
 from uuid import UUID
 
@@ -21,16 +23,17 @@ import psycopg
 from horsies.broker import Broker
 from horsies.codec import ArgumentError, Signature
 from horsies.config import CustomQueueConfig
-from horsies.context import Sending, sending, with_headers
+from horsies.context import Sending, is_followed, sending, with_headers
 from horsies.errors import HorsiesError, is_whole_number, mask_passwords
 from horsies.rates import RateLimit
 from horsies.results import Err, Ok, Result, TaskSendError, TaskSendPayload
 from horsies.retry import ExceptionMapper, RetryPolicy
 from horsies.status import TaskSendErrorCode
 from horsies.storage import tasks
+from horsies.storage.bulk import ROWS_PER_WRITE
 from horsies.storage.database import TRANSIENT, is_refused
 from horsies.storage.ids import new_ids
-from horsies.storage.store import KeyTaken, PayloadMismatch
+from horsies.storage.store import ROWS_PER_STATEMENT, KeyTaken, PayloadMismatch
 from horsies.storage.tasks import NewTask
 
 logger = logging.getLogger("horsies.send")
@@ -130,11 +133,26 @@ class Envelope:
     def rows(self, calls: Iterable[Call], delay_seconds: float | None) -> list[NewTask]:
         """The rows for some calls; raises `Refused`, for all of them, when one cannot be sent."""
         common, given = self._common(delay_seconds), list(calls)
-        ids = new_ids(len(given))
-        rows = [self._row(task_id, common, *call) for task_id, call in zip(ids, given, strict=True)]
+        rows = [
+            self._row(task_id, common, *call)
+            for task_id, call in zip(new_ids(len(given)), given, strict=True)
+        ]
         if len(rows) > 1 and self.options.idempotency_key is not None:
             raise Refused("one idempotency_key cannot stand for several calls; send them one by one")
         return rows
+
+    def batches(self, calls: Iterable[Call]) -> Iterator[list[NewTask]]:
+        """The same for many calls, in portions that are made when they are asked for."""
+        remaining = iter(calls)
+        while some := list(islice(remaining, ROWS_PER_WRITE)):
+            yield self.rows(some, None)
+
+    def is_bulk(self, count: int) -> bool:
+        """Whether so many calls are stored portion by portion: too many for one statement, and nothing looks at them first."""
+        keyed = self.task.unique is not None or self.options.idempotency_key is not None
+        own = self.options.conn is not None or self.options.delay_seconds is not None
+        followed = is_followed(self.broker.watchers)
+        return count > ROWS_PER_STATEMENT and not (keyed or own or followed)
 
     def _common(self, delay_seconds: float | None) -> dict[str, Any]:
         """What is the same in every row."""
@@ -324,6 +342,16 @@ def store_here(broker: Broker, rows: Sequence[NewTask]) -> Stored:
         return Ok([str(task_id) for task_id in broker.send_here(rows)])
     except STORE_ERRORS as error:
         return Err(failed(error, rows))
+
+
+def copy_here(broker: Broker, batches: Iterable[list[NewTask]]) -> Stored:
+    """The same for many rows, which may be refused until the last of them is made."""
+    try:
+        return Ok([str(task_id) for task_id in broker.copy_here(batches)])
+    except Refused as refusal:
+        return Err(refused(refusal))
+    except STORE_ERRORS as error:
+        return Err(failed(error, []))
 
 
 def failed(error: Exception, rows: Sequence[NewTask]) -> TaskSendError:

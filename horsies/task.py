@@ -24,6 +24,7 @@ from horsies.sending import (
     announced,
     carrying,
     check_delay,
+    copy_here,
     failed_in_transaction,
     noted,
     refused,
@@ -87,7 +88,11 @@ class Sender(Generic[P, T]):
 
         >>> add.send_many([(1, 2), {"x": 3, "y": 4}])
         """
-        return self._rows(_unpacked(calls)).and_then(self._send).map(self._handles)
+        given = list(calls)
+        if self._envelope.is_bulk(len(given)):
+            stored = copy_here(self._broker, self._envelope.batches(_unpacked(given)))
+            return self._then_run(stored).map(self._handles)
+        return self._rows(_unpacked(given)).and_then(self._send).map(self._handles)
 
     async def send_many_async(self, calls: Iterable[Call]) -> TaskSendResult[list[TaskHandle[T]]]:
         """As `send_many`, without blocking the running loop."""
@@ -113,8 +118,11 @@ class Sender(Generic[P, T]):
         return self._broker
 
     def _send(self, rows: list[NewTask]) -> Stored:
-        """Store; where a test has tasks run as they are sent, run. What its transaction may yet undo has to wait."""
-        stored, inline = self._store(rows), self._broker.inline
+        return self._then_run(self._store(rows))
+
+    def _then_run(self, stored: Stored) -> Stored:
+        """Where a test has tasks run as they are sent, run them. What its transaction may yet undo has to wait."""
+        inline = self._broker.inline
         if inline is not None and isinstance(stored, Ok) and self._envelope.options.conn is None:
             inline.run()
         return stored

@@ -21,7 +21,7 @@ Plan = Generator[tuple[bytes, Mapping[str, str]], Rows, R]
 Fetch = Callable[[bytes, Mapping[str, str]], Rows]
 FetchAsync = Callable[[bytes, Mapping[str, str]], Awaitable[Rows]]
 
-ROWS_PER_STATEMENT = 2_000
+ROWS_PER_STATEMENT = 1_000
 
 
 class KeyTaken(Exception):

@@ -132,7 +132,7 @@ def test_a_send_is_retried_by_itself_when_the_app_says_so(
         proxy.lose_statement()
         add.send(n).unwrap()
     proxy.lose_reply(skip=2)
-    add.send_many([(n,) for n in range(4_500)]).unwrap()
+    add.with_options(delay_seconds=1).send_many([(n,) for n in range(4_500)]).unwrap()
 
     assert proxy.lost == 7
     assert len(statuses(db)) == 6 + 4_500

@@ -22,6 +22,8 @@ Fault = Literal["reply", "statement"]
 # How a client's message begins that asks for something: Parse, Bind or Query.
 _STATEMENTS = (b"P", b"B", b"Q")
 _READY = b"Z\x00\x00\x00\x05"
+# How the server says that it waits for the rows of a COPY: not the answer yet.
+_GO_ON = b"G"
 _APPLICATION = re.compile(rb"application_name\0([^\0]*)\0")
 DEAF_SECONDS = 0.05
 
@@ -200,7 +202,7 @@ class _Link:
             await self._proxy.passage(self._application)
             if self.is_stranded:
                 continue
-            if not self._swallowing:
+            if not self._swallowing or data.startswith(_GO_ON):
                 self._client.write(data)
             elif is_ready:
                 return

@@ -106,6 +106,8 @@ class Board(App[None]):
         except TROUBLE as error:
             self._say(f"cannot look: {_said(error)}; what you see is old", is_bad=True)
             return
+        if not self._board.query("#tasks"):
+            return  # it was closed meanwhile
         self._fill("queues", ((queue.name, queue_cells(queue)) for queue in self.view.queues))
         self._fill("workers", ((worker.worker_id, worker_cells(worker)) for worker in self.view.workers))
         self._fill("tasks", ((task.task_id, task_cells(task)) for task in self.view.tasks))

@@ -13,6 +13,11 @@ SELECT id, task_name, queue_name, is_async, priority, kwargs,
 ON CONFLICT DO NOTHING
 RETURNING CAST(id AS text);
 
+-- name: copy
+-- The same for many tasks of one kind, none of them with a key or a delay.
+COPY horsies_tasks_live (id, kwargs, task_name, queue_name, is_async, priority, enqueued_at, good_until, timeout_ms,
+                         max_retries, task_options, tags, rate_key) FROM STDIN;
+
 -- name: send_keyed
 -- The same for tasks with an idempotency key, which is reserved first.
 WITH asked AS (
