@@ -55,9 +55,7 @@ def _field(value: str | int | datetime | None) -> str:
         case None:
             return r"\N"
         case str():
-            return (
-                value.replace("\\", r"\\").replace("\t", r"\t").replace("\n", r"\n").replace("\r", r"\r")
-            )
+            return value.replace("\\", r"\\").replace("\t", r"\t").replace("\n", r"\n").replace("\r", r"\r")
         case datetime():
             return value.isoformat()
         case _:

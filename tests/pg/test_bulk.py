@@ -20,7 +20,21 @@ from tests.support.proxy import Proxy
 Db = psycopg.Connection[dict[str, Any]]
 MANY = ROWS_PER_STATEMENT + 1
 SOON = datetime(2100, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
-ODD = ["", "\\", "\\N", "\\.", "a\tb", "a\nb\r\n", '"', "{,}", "%s", "ünï\u2028✓", "\\\\t", "NULL", "x" * 5_000]
+ODD = [
+    "",
+    "\\",
+    "\\N",
+    "\\.",
+    "a\tb",
+    "a\nb\r\n",
+    '"',
+    "{,}",
+    "%s",
+    "ünï\u2028✓",
+    "\\\\t",
+    "NULL",
+    "x" * 5_000,
+]
 
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -24,7 +24,7 @@ WATCHES = {"start", "watch", "look", "results", "result_for", "nodes", "list", "
 VIEWS = {"horsies_task_attempts", "horsies_workflow_results"}
 READS = {"workflows": WATCHES, "notes": {"progress", "lines"}}
 OWNERS = {"schedules": "scheduler"}
-SENDS = {"send", "send_keyed", "wake", "taken", "finished", "watch", "look", "info", "attempts"}
+SENDS = {"send", "send_keyed", "copy", "wake", "taken", "finished", "watch", "look", "info", "attempts"}
 
 REQUEUE = """
     UPDATE horsies_tasks
@@ -215,7 +215,12 @@ def test_every_statement_is_allowed_to_who_runs_it(house: House, noun: str) -> N
     for role in sorted(SENDERS):
         with psycopg.connect(house.url(role), cursor_factory=psycopg.ClientCursor) as connection:
             for verb, statement in statements(noun).items():
-                if role == OWNERS.get(noun, "worker") or verb in READS.get(noun, SENDS):
+                if role != OWNERS.get(noun, "worker") and verb not in READS.get(noun, SENDS):
+                    continue
+                if statement.startswith(b"COPY"):  # which has no plan: it is run, with no row
+                    with connection.cursor().copy(statement):
+                        pass
+                else:
                     connection.execute(b"EXPLAIN " + statement, defaultdict(lambda: None))
 
 
