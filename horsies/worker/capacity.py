@@ -13,8 +13,8 @@ from horsies.worker.claim import budget
 from horsies.worker.pool import ChildPool
 
 # With prefetch, a child is sent as many calls ahead as it should be able to run in this time.
-AHEAD_SECONDS = 0.008
-MAX_AHEAD = 128
+AHEAD_SECONDS = 0.016
+MAX_AHEAD = 512
 # How much the last run counts in the expected time of the next one. A long one is felt at once.
 RUN_TIME_WEIGHT = 0.1
 # However much room there is, a claim takes no more than this at once.

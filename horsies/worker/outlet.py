@@ -14,7 +14,7 @@ from horsies import context
 from horsies.config import PostgresConfig
 from horsies.worker import wire
 from horsies.worker.settings import ChildSettings
-from horsies.worker.system import memory_mb
+from horsies.worker.system import memory_mb, own_pid
 
 RECEIVE_BYTES = 262_144
 # What is remembered of the endings that were reported, in characters; more than a worker ever leaves unstored.
@@ -29,7 +29,7 @@ class Outlet:
         self._settings = settings
         self._frames = wire.Frames()
         self._sending = threading.Lock()
-        self._pid = os.getpid()
+        self._pid = own_pid()
         self._done = 0
         self._calls: dict[int, wire.Call] = {}
         self._remembered = 0
@@ -71,7 +71,7 @@ class Outlet:
 
     def send(self, message: wire.Message) -> None:
         """Say something; when the worker has died, only remember it."""
-        if os.getpid() != self._pid:
+        if own_pid() != self._pid:
             os._exit(0)  # a fork that a task made has come back as well: the original reports
         with self._sending:
             messages = [message]

@@ -97,7 +97,8 @@ class ChildPool:
         self._failed_starts = 0
         self._ready = asyncio.Event()
         self._stopping = False
-        self.failed: asyncio.Future[HorsiesError] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[HorsiesError] = self._loop.create_future()
 
     async def start(self) -> None:
         """Start all children and wait until they can take calls."""
@@ -166,7 +167,7 @@ class ChildPool:
         return pids[:limit]
 
     def _open(self) -> list[Child]:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if now >= self._valid_until:
             return []
         return [
@@ -227,8 +228,7 @@ class ChildPool:
             recall(child.pid)
             if ticket != next(iter(child.calls)):
                 return
-        loop = asyncio.get_running_loop()
-        child.stops[ticket] = loop.call_later(self._cancel_grace_seconds, self._end_stubborn, child, ticket)
+        child.stops[ticket] = self._loop.call_later(self._cancel_grace_seconds, self._end_stubborn, child, ticket)
 
     def _end_stubborn(self, child: Child, ticket: int) -> None:
         child.stubborn.add(ticket)
@@ -252,7 +252,7 @@ class ChildPool:
 
     def is_valid(self) -> bool:
         """Whether our lease holds: without one, no call is begun."""
-        return asyncio.get_running_loop().time() < self._valid_until
+        return self._loop.time() < self._valid_until
 
     def _send(self, child: Child, batch: Sequence[Claimed]) -> None:
         was_idle = not child.calls
@@ -284,12 +284,11 @@ class ChildPool:
         """User code runs from now on, and its time."""
         if ticket not in child.calls:
             raise wire.Garbled(f"it was not sent the call {ticket}")
-        loop = asyncio.get_running_loop()
-        child.head_since = loop.time()
+        child.head_since = self._loop.time()
         limit_ms = self._limit_ms(child.calls[ticket])
         if limit_ms is not None:
             grace = CANCEL_GRACE_SECONDS if self.shape.kind is ChildKind.ASYNC else TIMEOUT_SLACK_SECONDS
-            child.alarms[ticket] = loop.call_later(limit_ms / 1000 + grace, self._overrun, child, ticket)
+            child.alarms[ticket] = self._loop.call_later(limit_ms / 1000 + grace, self._overrun, child, ticket)
         if child.calls[ticket].id in self._asked and ticket not in child.stops:
             self._stop(child, ticket)
 
@@ -299,15 +298,14 @@ class ChildPool:
 
     def _watch(self, child: Child) -> None:
         """Look whether the child is held up when it might be."""
-        loop = asyncio.get_running_loop()
-        child.recall_alarm = loop.call_at(child.head_since + HELD_UP_SECONDS, self._unburden, child)
+        child.recall_alarm = self._loop.call_at(child.head_since + HELD_UP_SECONDS, self._unburden, child)
 
     def _unburden(self, child: Child) -> None:
         """Ask a child that is held up for the calls behind the one that it runs."""
         child.recall_alarm = None
         if len(child.calls) < 2:
             return
-        if child.is_held_up(asyncio.get_running_loop().time()):
+        if child.is_held_up(self._loop.time()):
             recall(child.pid)
         else:
             self._watch(child)
@@ -490,7 +488,7 @@ class ChildPool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         is_serial = self.shape.kind is ChildKind.SERIAL
-        _, pipe = await asyncio.get_running_loop().create_connection(
+        _, pipe = await self._loop.create_connection(
             lambda: Pipe(ours, is_serial, self.received, self.closed), sock=ours
         )
         assert pipe.child is not None

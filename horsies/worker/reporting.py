@@ -7,7 +7,6 @@ do, and the rest is dropped; a task that says nothing pays nothing.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from horsies.running import LOGGERS, CurrentTask, current_line
 from horsies.storage.notes import LINES_KEPT
 from horsies.worker import wire
+from horsies.worker.system import own_pid
 
 WINDOW_SECONDS = 0.5
 # So many words of a run go out in each of those.
@@ -51,7 +51,7 @@ class Run:
         self._call = call
         self._send = send
         self._cancelled = cancelled
-        self._pid = os.getpid()
+        self._pid = own_pid()
         self._deadline = None if call.timeout_ms is None else time.time() + call.timeout_ms / 1000
 
     @property
@@ -95,7 +95,7 @@ class Run:
 
     def _is_listened_to(self) -> bool:
         """Not a thread that outlives its task, nor a process that the task has forked, whose pipe this is not."""
-        return not self._is_over and os.getpid() == self._pid
+        return not self._is_over and own_pid() == self._pid
 
     def _flush(self) -> None:
         now = time.monotonic()

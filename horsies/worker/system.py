@@ -19,6 +19,22 @@ RECALL = signal.SIGURG
 _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
+_pid = os.getpid()
+
+
+def own_pid() -> int:
+    """The id of this process, also after a fork; to ask the system each time would take longer than a short task."""
+    return _pid
+
+
+def _note_pid() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_pid)
+
+
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent ends; elsewhere than on Linux the closed pipe tells."""
     if _libc is None:
