@@ -220,17 +220,9 @@ def _rate(
     processes: int = 2,
     app: str = "bench.app:app",
 ) -> float:
-    """Fill, drain, and see from what is kept how long it took."""
-    fill(bench, count, queues)
-    bench.settle_statistics()
-    since = bench.value("SELECT clock_timestamp()")
-    with ExitStack() as stack:
-        for _ in range(number):
-            stack.enter_context(
-                bench.worker("--processes", str(processes), *PREFETCH, app=app, loglevel="CRITICAL")
-            )
-        bench.wait_until(EMPTY)
-    return _rate_since(bench, since)
+    """Start workers, and when all of them wait, give them so many tasks at once."""
+    with _at_work(bench, number, processes, app):
+        return _round(bench, count, queues)
 
 
 def _rate_of_some(bench: Bench, count: int) -> float:
@@ -253,16 +245,25 @@ def _rate_since(bench: Bench, since: object) -> float:
 
 
 @contextmanager
-def _at_work(bench: Bench) -> Generator[None]:
-    with bench.worker("--processes", "2", *PREFETCH, loglevel="CRITICAL"):
-        bench.wait_for_idle_worker()
+def _at_work(
+    bench: Bench, number: int = 1, processes: int = 2, app: str = "bench.app:app"
+) -> Generator[None]:
+    """Workers that have started and wait: what that takes is measured by none of those who use them."""
+    with ExitStack() as stack:
+        for _ in range(number):
+            stack.enter_context(
+                bench.worker("--processes", str(processes), *PREFETCH, app=app, loglevel="CRITICAL")
+            )
+        bench.wait_until(
+            f"SELECT count(*) = {number} FROM horsies_workers WHERE waiting AND lease_expires_at > now()"
+        )
         yield
 
 
-def _round(bench: Bench, count: int) -> float:
-    """One more drain by the worker that is there."""
+def _round(bench: Bench, count: int, queues: int = 1) -> float:
+    """One more drain by the workers that are there."""
     since = bench.value("SELECT clock_timestamp()")
-    fill(bench, count)
+    fill(bench, count, queues)
     bench.wait_until(EMPTY)
     return _rate_since(bench, since)
 

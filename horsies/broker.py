@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from random import random
 from typing import Any, Protocol, TypeVar
@@ -29,7 +29,7 @@ from horsies.storage.database import TRANSIENT, Connection, Database, explain, i
 from horsies.storage.direct import DirectDatabase
 from horsies.storage.migrate import migrate
 from horsies.storage.notes import TaskLogLine, TaskProgress
-from horsies.storage.store import ROWS_PER_STATEMENT, Rows, carry_out, carry_out_async, store
+from horsies.storage.store import ROWS_PER_STATEMENT, Rows, Values, carry_out, carry_out_async, store
 from horsies.storage.tasks import NewTask, Seen
 from horsies.storage.waiters import Waiters
 from horsies.storage.workflows import FlowSeen
@@ -126,7 +126,7 @@ class Broker:
         try:
             with self._session_here().direct.connection() as connection:
 
-                def fetch(sql: bytes, values: Mapping[str, str]) -> Rows:
+                def fetch(sql: bytes, values: Values) -> Rows:
                     return connection.execute(sql, values).fetchall()
 
                 with connection.transaction() if len(rows) > ROWS_PER_STATEMENT else nullcontext():
@@ -166,7 +166,7 @@ class Broker:
     async def _send(self, rows: Sequence[NewTask], *, again: bool) -> list[UUID]:
         async with self.connection() as connection:
 
-            async def fetch(sql: bytes, values: Mapping[str, str]) -> Rows:
+            async def fetch(sql: bytes, values: Values) -> Rows:
                 return await (await connection.execute(sql, values)).fetchall()
 
             if not again and len(rows) <= ROWS_PER_STATEMENT:

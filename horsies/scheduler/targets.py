@@ -25,7 +25,7 @@ from horsies.schedule.slots import zone_of
 from horsies.sending import Envelope, Refused, TaskSendOptions
 from horsies.storage import schedules, tasks, workflows
 from horsies.storage.database import Connection
-from horsies.storage.store import Rows, carry_out_async, store_and_wake
+from horsies.storage.store import Rows, Values, carry_out_async, store_and_wake
 from horsies.storage.tasks import NewTask
 from horsies.workflow.definition import DEFINITIONS
 from horsies.workflow.handle import WorkflowHandle
@@ -117,7 +117,7 @@ class TaskStarter:
         sent = dict[UUID, UUID]()
         if fresh:
 
-            async def fetch(sql: bytes, values: Mapping[str, str]) -> Rows:
+            async def fetch(sql: bytes, values: Values) -> Rows:
                 return await (await connection.execute(sql, values)).fetchall()
 
             rows = [replace(run.what, id=run.id) for run in fresh]

@@ -6,12 +6,24 @@ Only tasks without a key and without a delay go this way: a key may be taken, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 
-from horsies.storage.tasks import SQL, NewTask
+from horsies.storage.tasks import SQL, NewTask, as_texts
 
 COPY = SQL["copy"]
 ROWS_PER_WRITE = 1_000
+REST = (
+    "task_name",
+    "queue_name",
+    "is_async",
+    "priority",
+    "eta",
+    "good_until",
+    "timeout_ms",
+    "max_retries",
+    "task_options",
+    "tags",
+    "rate_key",
+)
 
 
 def fits(row: NewTask) -> bool:
@@ -33,37 +45,12 @@ def lines(rows: Sequence[NewTask]) -> str:
 
 def _rest(row: NewTask) -> str:
     """The columns that `copy` names after `kwargs`."""
-    return "\t".join(
-        [
-            _field(row.task_name),
-            _field(row.queue_name),
-            "t" if row.is_async else "f",
-            str(row.priority),
-            "now" if row.eta is None else row.eta.isoformat(),
-            _field(row.good_until),
-            _field(row.timeout_ms),
-            str(row.max_retries),
-            _field(row.task_options),
-            _field(_array(row.tags)),
-            _field(row.rate_key),
-        ]
-    )
+    texts = as_texts(row)
+    texts["eta"] = texts["eta"] or "now"
+    return "\t".join(_field(texts[name]) for name in REST)
 
 
-def _field(value: str | int | datetime | None) -> str:
-    match value:
-        case None:
-            return r"\N"
-        case str():
-            return value.replace("\\", r"\\").replace("\t", r"\t").replace("\n", r"\n").replace("\r", r"\r")
-        case datetime():
-            return value.isoformat()
-        case _:
-            return str(value)
-
-
-def _array(texts: Sequence[str] | None) -> str | None:
-    if texts is None:
-        return None
-    quoted = (text.replace("\\", r"\\").replace('"', r"\"") for text in texts)
-    return "{" + ",".join(f'"{text}"' for text in quoted) + "}"
+def _field(text: str | None) -> str:
+    if text is None:
+        return r"\N"
+    return text.replace("\\", r"\\").replace("\t", r"\t").replace("\n", r"\n").replace("\r", r"\r")

@@ -13,13 +13,14 @@ from uuid import UUID
 
 import msgspec
 
-from horsies.storage.tasks import SQL, NewTask, Taken, encode_rows
+from horsies.storage.tasks import SQL, NewTask, Taken, as_texts, encode_rows
 
 R = TypeVar("R")
 Rows = list[tuple[Any, ...]]
-Plan = Generator[tuple[bytes, Mapping[str, str]], Rows, R]
-Fetch = Callable[[bytes, Mapping[str, str]], Rows]
-FetchAsync = Callable[[bytes, Mapping[str, str]], Awaitable[Rows]]
+Values = Mapping[str, str | None]
+Plan = Generator[tuple[bytes, Values], Rows, R]
+Fetch = Callable[[bytes, Values], Rows]
+FetchAsync = Callable[[bytes, Values], Awaitable[Rows]]
 
 ROWS_PER_STATEMENT = 1_000
 
@@ -74,8 +75,12 @@ def store_and_wake(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
 
 
 def _store_some(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
-    keyed = any(row.idempotency_key is not None for row in rows)
-    answer = yield SQL["send_keyed" if keyed else "send"], {"rows": encode_rows(rows)}
+    if any(row.idempotency_key is not None for row in rows):
+        answer = yield SQL["send_keyed"], {"rows": encode_rows(rows)}
+    elif len(rows) == 1:
+        answer = yield SQL["send_one"], as_texts(rows[0])
+    else:
+        answer = yield SQL["send"], {"rows": encode_rows(rows)}
     sent = {row[0] for row in answer}
     if len(sent) == len(rows):
         return [row.id for row in rows]

@@ -247,6 +247,32 @@ def encode_rows(rows: Sequence[NewTask]) -> str:
     return as_json(rows)
 
 
+def as_texts(row: NewTask) -> dict[str, str | None]:
+    """The columns of a new task, each as the text that PostgreSQL reads it from."""
+    return {
+        "id": str(row.id),
+        "task_name": row.task_name,
+        "queue_name": row.queue_name,
+        "is_async": "t" if row.is_async else "f",
+        "priority": str(row.priority),
+        "kwargs": row.kwargs,
+        "eta": None if row.eta is None else row.eta.isoformat(),
+        "delay_seconds": None if row.delay_seconds is None else str(row.delay_seconds),
+        "good_until": None if row.good_until is None else row.good_until.isoformat(),
+        "timeout_ms": None if row.timeout_ms is None else str(row.timeout_ms),
+        "max_retries": str(row.max_retries),
+        "task_options": row.task_options,
+        "unique_key": row.unique_key,
+        "tags": None if row.tags is None else _array(row.tags),
+        "rate_key": row.rate_key,
+    }
+
+
+def _array(texts: Iterable[str]) -> str:
+    quoted = (text.replace("\\", r"\\").replace('"', r"\"") for text in texts)
+    return "{" + ",".join(f'"{text}"' for text in quoted) + "}"
+
+
 def outcomes(completed: Iterable[Completed]) -> str:
     """What tasks returned, as the statements that end them want it."""
     return as_json({f"{task.id}/{task.claim_seq}": task.result for task in completed})

@@ -8,13 +8,12 @@ only, by name, so that every parameter style can carry them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from horsies.storage.store import Fetch, FetchAsync, Rows
+from horsies.storage.store import Fetch, FetchAsync, Rows, Values
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 
@@ -40,15 +39,15 @@ def fetcher(connection: Any) -> Fetch | None:
 def async_fetcher(connection: Any) -> FetchAsync | None:
     """How to run a statement on an async connection; None when it is not one that we know."""
 
-    async def psycopg_async(sql: bytes, values: Mapping[str, str]) -> Rows:
+    async def psycopg_async(sql: bytes, values: Values) -> Rows:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
             await cursor.execute(sql, values)
             return await cursor.fetchall()
 
-    async def sqlalchemy(sql: bytes, values: Mapping[str, str]) -> Rows:
+    async def sqlalchemy(sql: bytes, values: Values) -> Rows:
         return _tuples(await connection.execute(_text(sql), values))
 
-    async def asyncpg(sql: bytes, values: Mapping[str, str]) -> Rows:
+    async def asyncpg(sql: bytes, values: Values) -> Rows:
         numbered = _PARAMETER.sub(lambda found: f"${list(values).index(found[1]) + 1}", sql.decode())
         return [tuple(row) for row in await connection.fetch(numbered, *values.values())]
 
@@ -85,7 +84,7 @@ def _family(connection: Any) -> str | None:
     return None
 
 
-def _psycopg(connection: Any, sql: bytes, values: Mapping[str, str]) -> Rows:
+def _psycopg(connection: Any, sql: bytes, values: Values) -> Rows:
     # A cursor of our own: the connection's may bind parameters and make rows in another way.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(sql, values)
@@ -102,7 +101,7 @@ def _tuples(result: Any) -> Rows:
     return [tuple(row) for row in result.fetchall()]
 
 
-def _django(connection: Any, sql: bytes, values: Mapping[str, str]) -> Rows:
+def _django(connection: Any, sql: bytes, values: Values) -> Rows:
     with connection.cursor() as cursor:
         cursor.execute(sql.decode(), values)
         return cursor.fetchall()

@@ -10,11 +10,12 @@ woken again and again goes back to looking by itself.
 from __future__ import annotations
 
 from collections import deque
+from itertools import repeat
 
 SEARCH_PAUSES = (0.001, 0.002, 0.004)
 CONFIRM_PAUSES = (0.001, 0.005, 0.02, 0.08)
-BUSY_FINDS = 16
-BUSY_SECONDS = 0.05
+BUSY_FINDS = 10
+BUSY_SECONDS = 0.03
 
 
 class Attention:
@@ -35,7 +36,7 @@ class Attention:
         elif not found:
             self._misses = 0 if self._woken else self._misses + 1
         else:
-            self._finds.append(now)
+            self._finds.extend(repeat(now, min(found, BUSY_FINDS)))
             if len(self._finds) == BUSY_FINDS and now - self._finds[0] < BUSY_SECONDS:
                 self.search()
         self._woken = False

@@ -34,13 +34,14 @@ from horsies.workflow.rows import BUILD
 
 logger = logging.getLogger("horsies.worker")
 
-# With prefetch, results may gather so long between two round trips while the children have enough to do.
-GATHER_SECONDS = 0.005
+# With prefetch, results may gather between two round trips while the children have enough to do: for as long as the last one
+# took, which is longer the more there is to do for the server, and within these bounds.
+GATHER_MIN_SECONDS, GATHER_MAX_SECONDS = 0.005, 0.05
 # Without prefetch, short tasks that were started together may end together, in one round trip instead of two that wait for
 # each other at the disk: so long.
 TOGETHER_SECONDS = 0.001
 # With prefetch, a second round trip is begun beside the first when so many results have gathered.
-HELP_BATCH = 32
+HELP_BATCH = 128
 # While a task runs, the next due time is not asked for at once: its result may come any moment.
 CALM_SECONDS = 0.01
 # So often at most it is looked whether the last statement of a lost connection has come to its end.
@@ -254,8 +255,7 @@ class Engine:
                     logger.debug("lost a race for a row, going round again")
                 finally:
                     self._cycling = False
-                    pause = GATHER_SECONDS if self._limits.prefetch else TOGETHER_SECONDS
-                    self._gather_until = time.monotonic() + pause
+                    self._gather_until = self._gathers_until(time.monotonic())
             else:
                 await self._rest(connection)
 
@@ -305,6 +305,12 @@ class Engine:
         capacity = plain.shape.slots * self._capacity.depth()
         plenty, few = plain.load > capacity // 2, len(self.settler.completed) < capacity // 4
         return plenty and few and time.monotonic() < self._gather_until
+
+    def _gathers_until(self, now: float) -> float:
+        """When the next round trip begins at the latest, after one that has just come to its end."""
+        if self._limits.prefetch == 0:
+            return now + TOGETHER_SECONDS
+        return now + min(GATHER_MAX_SECONDS, max(GATHER_MIN_SECONDS, now - self.turned_at))
 
     def _are_short(self) -> bool:
         """Whether the plain tasks that run here end as soon as they have begun."""

@@ -228,7 +228,9 @@ class ChildPool:
             recall(child.pid)
             if ticket != next(iter(child.calls)):
                 return
-        child.stops[ticket] = self._loop.call_later(self._cancel_grace_seconds, self._end_stubborn, child, ticket)
+        child.stops[ticket] = self._loop.call_later(
+            self._cancel_grace_seconds, self._end_stubborn, child, ticket
+        )
 
     def _end_stubborn(self, child: Child, ticket: int) -> None:
         child.stubborn.add(ticket)
@@ -288,7 +290,9 @@ class ChildPool:
         limit_ms = self._limit_ms(child.calls[ticket])
         if limit_ms is not None:
             grace = CANCEL_GRACE_SECONDS if self.shape.kind is ChildKind.ASYNC else TIMEOUT_SLACK_SECONDS
-            child.alarms[ticket] = self._loop.call_later(limit_ms / 1000 + grace, self._overrun, child, ticket)
+            child.alarms[ticket] = self._loop.call_later(
+                limit_ms / 1000 + grace, self._overrun, child, ticket
+            )
         if child.calls[ticket].id in self._asked and ticket not in child.stops:
             self._stop(child, ticket)
 

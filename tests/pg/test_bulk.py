@@ -13,7 +13,7 @@ import pytest
 
 from horsies import Horsies, TaskError, TaskResult, TaskSendErrorCode, log_context
 from horsies.storage.store import ROWS_PER_STATEMENT
-from horsies.task import Task
+from horsies.task import Sender, Task
 from tests.pg.conftest import Add, define_add
 from tests.support.proxy import Proxy
 
@@ -70,20 +70,33 @@ def stored(db: Db) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("is_async", [False, True])
+def one_by_one(sender: Sender[..., str], calls: list[Any]) -> None:
+    for call in calls:
+        sender.send(*call).unwrap()
+
+
+WAYS: dict[str, tuple[int, Callable[[Sender[..., str], list[Any]], object]]] = {
+    "copied": (MANY, lambda sender, calls: sender.send_many(calls).unwrap()),
+    "copied by a loop": (MANY, lambda sender, calls: asyncio.run(sender.send_many_async(calls)).unwrap()),
+    "one by one": (40, one_by_one),
+}
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"delay_seconds": 0.0}])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_row_says_the_same_whichever_way_it_came(
-    echo: Task[..., str], db: Db, options: dict[str, Any], is_async: bool
+    echo: Task[..., str], db: Db, options: dict[str, Any], way: str
 ) -> None:
     sender = echo.with_options(**options)
-    calls = [(ODD[n % len(ODD)], {ODD[n % 7]: ODD[-1 - n % 5]}) for n in range(MANY)]
-    for first in range(0, MANY, 100):
+    number, send = WAYS[way]
+    calls = [(ODD[n % len(ODD)], {ODD[n % 7]: ODD[-1 - n % 5]}) for n in range(number)]
+    for first in range(0, number, 100):
         sender.send_many(calls[first : first + 100]).unwrap()
     expected = stored(db)
 
-    result = asyncio.run(sender.send_many_async(calls)) if is_async else sender.send_many(calls)
+    send(sender, calls)
 
-    assert len(result.unwrap()) == len(expected) == MANY
+    assert len(expected) == number
     assert stored(db) == expected
 
 

@@ -13,6 +13,20 @@ SELECT id, task_name, queue_name, is_async, priority, kwargs,
 ON CONFLICT DO NOTHING
 RETURNING CAST(id AS text);
 
+-- name: send_one
+-- The same for one task without an idempotency key: making and reading JSON takes a fifth of a send.
+INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until,
+                                timeout_ms, max_retries, task_options, unique_key, tags, rate_key)
+VALUES (CAST(CAST(%(id)s AS text) AS uuid), %(task_name)s, %(queue_name)s, CAST(CAST(%(is_async)s AS text) AS boolean),
+        CAST(CAST(%(priority)s AS text) AS smallint), %(kwargs)s,
+        coalesce(CAST(CAST(%(eta)s AS text) AS timestamptz),
+                 now() + make_interval(secs => coalesce(CAST(CAST(%(delay_seconds)s AS text) AS double precision), 0))),
+        CAST(CAST(%(good_until)s AS text) AS timestamptz), CAST(CAST(%(timeout_ms)s AS text) AS integer),
+        CAST(CAST(%(max_retries)s AS text) AS smallint), %(task_options)s, %(unique_key)s,
+        CAST(CAST(%(tags)s AS text) AS text[]), %(rate_key)s)
+ON CONFLICT DO NOTHING
+RETURNING CAST(id AS text);
+
 -- name: copy
 -- The same for many tasks of one kind, none of them with a key or a delay.
 COPY horsies_tasks_live (id, kwargs, task_name, queue_name, is_async, priority, enqueued_at, good_until, timeout_ms,
