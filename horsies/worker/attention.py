@@ -16,6 +16,8 @@ SEARCH_PAUSES = (0.001, 0.002, 0.004)
 CONFIRM_PAUSES = (0.001, 0.005, 0.02, 0.08)
 BUSY_FINDS = 10
 BUSY_SECONDS = 0.03
+# Who looks by itself for so long, without a rest, says so: as long as others believe that it waits, they wake it.
+AWAKE_SECONDS = 0.02
 
 
 class Attention:
@@ -26,6 +28,7 @@ class Attention:
         self._misses = 0
         self._woken = False
         self._finds: deque[float] = deque(maxlen=BUSY_FINDS)
+        self._awake_since = 0.0
 
     def looked(self, found: int, now: float) -> None:
         """Note what a look for work, with room to take more, has found."""
@@ -49,6 +52,12 @@ class Attention:
         """Look by oneself from now on: there is work, or no room for any."""
         self.waiting, self._misses = False, 0
         self._finds.clear()
+
+    def is_woken_in_vain(self, said_waiting: bool, now: float) -> bool:
+        """Whether the worker has looked by itself for some time, and others believe that it waits."""
+        if self.waiting or not said_waiting:
+            self._awake_since = now
+        return now - self._awake_since > AWAKE_SECONDS
 
     def pause(self) -> float | None:
         """Seconds until the next look by oneself; None when news will come."""

@@ -244,6 +244,8 @@ class Engine:
                 with answering(connection):
                     await self._give_back(connection)
                 self._look = False  # it is for others to take
+            if self._attention.is_woken_in_vain(any(self._said_waiting), time.monotonic()):
+                await self._say_waiting(connection, (False, False))
             if self._gathers():
                 await self._news_within(self._gather_until - time.monotonic())
             elif self.settler or self._may_look() or self._caps_are_off():
@@ -451,13 +453,16 @@ class Engine:
         for room in rooms:
             if room.room:
                 self._more[room.pool] = room.pool not in hungry
+        few = sum(found[number] for number in hungry)
         if not hungry:
             self._look = True
             self._attention.search()
         elif self._claimer.rewind():
             self._look = True
+            if few:
+                self._attention.looked(few, now)
         else:
-            self._attention.looked(sum(found[number] for number in hungry), now)
+            self._attention.looked(few, now)
 
     async def _put_off(self, connection: Connection) -> None:
         """Leave what is not known here to others, unless it has waited for them for too long: a child says so then."""
@@ -563,9 +568,7 @@ class Engine:
         waiting = self._waiting()
         if waiting != self._said_waiting:
             self._due_unknown |= any(waiting)  # of what was sent while we did not wait, nobody has told us
-            self._said_waiting = waiting  # what is said now; our mind may change while it is on its way
-            with answering(connection):
-                await workers.wait(connection, self.owner.worker_id, *waiting, self.state)
+            await self._say_waiting(connection, waiting)
         if self._due_unknown and has_room and pause is None:
             if self.load and await self._news_within(CALM_SECONDS):
                 return  # a result has come: it is more urgent
@@ -592,6 +595,11 @@ class Engine:
         plain, of_async = self._capacity.wants(len(self._prefetched), time.monotonic())
         waiting = self._attention.waiting
         return waiting and plain, waiting and of_async
+
+    async def _say_waiting(self, connection: Connection, waiting: tuple[bool, bool]) -> None:
+        self._said_waiting = waiting  # what is said now; our mind may change while it is on its way
+        with answering(connection):
+            await workers.wait(connection, self.owner.worker_id, *waiting, self.state)
 
     async def _sleep(self, pause: float | None, has_room: bool) -> bool:
         """Whether there was news before the time was up."""

@@ -85,6 +85,21 @@ def test_an_idle_worker_asks_the_database_for_nothing_but_its_lease(office: Offi
     assert shared_db.execute(last).fetchall() == before
 
 
+def test_a_worker_that_has_enough_to_do_does_not_ask_to_be_woken(workplace: Workplace, db: Db) -> None:
+    office = staffed(workplace, APP, "--processes=1", "--prefetch-buffer=500")
+    _until_idle(db)
+
+    office.tasks.note.send_many([()] * 20_000).unwrap()
+
+    works = (
+        "SELECT FROM horsies_workers WHERE NOT waiting AND NOT waiting_async"
+        " AND EXISTS (SELECT FROM horsies_tasks_live WHERE status = 'PENDING')"
+    )
+    eventually(lambda: db.execute(works).rowcount == 1, what="the worker saying that it does not wait")
+    _until_idle(db)
+    assert db.execute("SELECT FROM horsies_tasks_live").rowcount == 0
+
+
 def test_a_scheduled_task_starts_when_it_is_due_and_not_before(office: Office, shared_db: Db) -> None:
     _until_idle(shared_db)
     handle = office.tasks.note.schedule(2).unwrap()
