@@ -210,7 +210,9 @@ def producers(bench: Bench, seconds: float) -> Iterator[Figure]:
         "none",
     )
     gain = rates["ours"] / rates["always"]
-    yield at_least("  what not notifying gains", rates["ours"] - rates["always"], "tasks/s", gain, "always", 2.5)
+    yield at_least(
+        "  what not notifying gains", rates["ours"] - rates["always"], "tasks/s", gain, "always", 2.5
+    )
 
 
 _ALWAYS_NOTIFY = """

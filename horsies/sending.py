@@ -199,7 +199,7 @@ class Envelope:
         try:
             encoded = self.task.signature.encode(args, kwargs)
         except ArgumentError as error:
-            raise Refused(f"task {self.task.name!r}: {error}") from error
+            raise Refused(str(error)) from error
         policy = self.broker.config.payload
         if policy.reject_bytes is not None and len(encoded) > policy.reject_bytes:
             raise Refused(
