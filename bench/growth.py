@@ -226,19 +226,21 @@ def _rate(
 
 
 def _rate_of_some(bench: Bench, count: int) -> float:
-    """The rate over the first so many of a backlog."""
+    """The rate over the first so many of a backlog; what ends while the worker is stopped does not count."""
     since = bench.value("SELECT clock_timestamp()")
     ended = f"SELECT count(*) >= {count} FROM horsies_tasks WHERE NOT live AND terminal_at >= '{since}'"
     with bench.worker("--processes", "2", *PREFETCH, loglevel="CRITICAL"):
         bench.wait_until(ended)
-    return _rate_since(bench, since)
+    return _rate_since(bench, since, count)
 
 
-def _rate_since(bench: Bench, since: object) -> float:
+def _rate_since(bench: Bench, since: object, first: int | None = None) -> float:
+    """The rate at which tasks have ended since then, all of them or the first so many."""
     row = bench.session.execute(
-        """SELECT count(*) / extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks
-            WHERE NOT live AND terminal_at >= %s""",
-        (since,),
+        """SELECT count(*) / extract(epoch FROM max(completed_at) - min(started_at))
+             FROM (SELECT started_at, completed_at FROM horsies_tasks WHERE NOT live AND terminal_at >= %s
+                    ORDER BY completed_at LIMIT %s) AS ended""",
+        (since, first),
     ).fetchone()
     assert row is not None
     return float(row[0])
