@@ -101,13 +101,16 @@ class Board(App[None]):
             await asyncio.sleep(max(LOOK_SECONDS, (time.monotonic() - began) * (SHARE - 1)))
 
     async def _look(self) -> None:
+        trouble: BaseException | None = None
         try:
             self.view = await self._source.look(self._wanted, failures=self._failures)
         except TROUBLE as error:
-            self._say(f"cannot look: {_said(error)}; what you see is old", is_bad=True)
-            return
+            trouble = error
         if not self._board.query("#tasks"):
             return  # it was closed meanwhile
+        if trouble is not None:
+            self._say(f"cannot look: {_said(trouble)}; what you see is old", is_bad=True)
+            return
         self._fill("queues", ((queue.name, queue_cells(queue)) for queue in self.view.queues))
         self._fill("workers", ((worker.worker_id, worker_cells(worker)) for worker in self.view.workers))
         self._fill("tasks", ((task.task_id, task_cells(task)) for task in self.view.tasks))
