@@ -16,6 +16,7 @@ from horsies.context import Running, entered
 from horsies.errors import HorsiesError
 from horsies.integrations.fastapi import Queue, lifespan
 from horsies.integrations.flask import FlaskHorsies, current_queue
+from tests.support.waiting import eventually
 
 
 def shop(url: str) -> Horsies:
@@ -71,7 +72,7 @@ def test_a_route_sends_in_the_transaction_of_its_request(app: Horsies, database_
     assert opened == ["mine"]
     assert [str(row["id"]) for row in db.execute("SELECT id FROM horsies_tasks").fetchall()] == [task_id]
     left = "SELECT count(*) AS n FROM pg_stat_activity WHERE application_name = 'horsies-producer' AND datname = current_database()"
-    assert db.execute(left).fetchone()["n"] == 0
+    eventually(lambda: db.execute(left).fetchone()["n"] == 0, what="the app's connections to be closed")
 
 
 def test_a_web_app_does_not_start_without_its_database() -> None:

@@ -44,10 +44,10 @@ SELECT queue_name, task_name, sum(completed)::bigint, sum(failed)::bigint, (sum(
 -- How each queue stands: those that have tasks, that workers serve, or that are suspended. Up to `most` tasks of each are
 -- looked at; of more, the last sounding tells.
 WITH RECURSIVE live (queue_name) AS (
-    (SELECT queue_name FROM horsies_tasks_live ORDER BY queue_name LIMIT 1)
+    (SELECT queue_name FROM horsies_tasks_live WHERE priority <> 0 ORDER BY queue_name LIMIT 1)
     UNION ALL
     SELECT (SELECT task.queue_name FROM horsies_tasks_live AS task
-             WHERE task.queue_name > live.queue_name ORDER BY task.queue_name LIMIT 1)
+             WHERE task.queue_name > live.queue_name AND task.priority <> 0 ORDER BY task.queue_name LIMIT 1)
       FROM live WHERE live.queue_name IS NOT NULL
 ), alive AS (
     SELECT worker_id, queues FROM horsies_workers WHERE dead_at IS NULL AND lease_expires_at > now()
@@ -78,7 +78,7 @@ SELECT queue_name, counted.pending, counted.scheduled, counted.claimed, counted.
               extract(epoch FROM now() - min(enqueued_at) FILTER (WHERE status = 'PENDING' AND enqueued_at <= now()))
                   ::double precision AS oldest
          FROM (SELECT status, enqueued_at FROM horsies_tasks_live AS task
-                WHERE task.queue_name = names.queue_name
+                WHERE task.queue_name = names.queue_name AND task.priority <> 0
                 ORDER BY task.queue_name, is_async, rate_key, priority, enqueued_at, id
                 LIMIT %(most)s) AS first) AS counted
   LEFT JOIN LATERAL (
@@ -106,10 +106,10 @@ SELECT worker.worker_id::text, worker.hostname, worker.pid,
 -- What the children run: tasks that their workers last named, and those at the head of each queue, where the ones that
 -- were taken stand.
 WITH RECURSIVE live (queue_name) AS (
-    (SELECT queue_name FROM horsies_tasks_live ORDER BY queue_name LIMIT 1)
+    (SELECT queue_name FROM horsies_tasks_live WHERE priority <> 0 ORDER BY queue_name LIMIT 1)
     UNION ALL
     SELECT (SELECT task.queue_name FROM horsies_tasks_live AS task
-             WHERE task.queue_name > live.queue_name ORDER BY task.queue_name LIMIT 1)
+             WHERE task.queue_name > live.queue_name AND task.priority <> 0 ORDER BY task.queue_name LIMIT 1)
       FROM live WHERE live.queue_name IS NOT NULL
 ), candidates AS (
     SELECT unnest(latest.current_task_ids) AS id FROM horsies_workers AS worker
@@ -118,7 +118,8 @@ WITH RECURSIVE live (queue_name) AS (
      WHERE worker.dead_at IS NULL
     UNION
     SELECT head.id FROM live
-     CROSS JOIN LATERAL (SELECT task.id FROM horsies_tasks_live AS task WHERE task.queue_name = live.queue_name
+     CROSS JOIN LATERAL (SELECT task.id FROM horsies_tasks_live AS task
+                          WHERE task.queue_name = live.queue_name AND task.priority <> 0
                           ORDER BY task.queue_name, is_async, rate_key, priority, enqueued_at, id
                           LIMIT 1000) AS head
 )

@@ -104,7 +104,7 @@ SELECT pg_advisory_xact_lock(key)
 --
 -- Here and below, rows are found by an array of their ids, and what is said of each in an object, under its id and
 -- claim_seq. A join would be turned round, and walk the whole table, by a plan made when there was little in it or nothing
--- ran.
+-- ran. `priority <> 0`, true of every task, is what lets a statement use the index for claims, and no other may.
 WITH said AS MATERIALIZED (
     SELECT CAST(%(completed)s AS jsonb) AS of
 ), ended AS (
@@ -134,7 +134,7 @@ WITH said AS MATERIALIZED (
                     CROSS JOIN LATERAL (
                           SELECT id, good_until FROM horsies_tasks_live AS task
                            WHERE task.queue_name = line.queue_name AND task.is_async = line.is_async
-                             AND task.rate_key = ''
+                             AND task.rate_key = '' AND task.priority <> 0
                              AND (task.priority, task.enqueued_at, task.id) > (line.priority, line.enqueued_at, line.id)
                              AND task.enqueued_at <= now() AND task.status = 'PENDING'
                              AND (task.good_until IS NULL OR task.good_until > now())
@@ -227,7 +227,7 @@ WITH said AS MATERIALIZED (
             CROSS JOIN LATERAL (
                   SELECT id, good_until FROM horsies_tasks_live AS task
                    WHERE task.queue_name = line.queue_name AND task.is_async = line.is_async
-                     AND task.rate_key = line.rate_key
+                     AND task.rate_key = line.rate_key AND task.priority <> 0
                      AND (task.priority, task.enqueued_at, task.id) > (line.priority, line.enqueued_at, line.id)
                      AND task.enqueued_at <= now() AND task.status = 'PENDING'
                      AND (task.good_until IS NULL OR task.good_until > now())
@@ -487,18 +487,19 @@ WITH RECURSIVE line AS MATERIALIZED (
     SELECT line.queue_name, line.is_async, line.rate_key,
            (SELECT min(task.priority) FROM horsies_tasks_live AS task
              WHERE task.queue_name = line.queue_name AND task.is_async = line.is_async
-               AND task.rate_key = line.rate_key)
+               AND task.rate_key = line.rate_key AND task.priority <> 0)
       FROM line
     UNION ALL
     SELECT level.queue_name, level.is_async, level.rate_key,
            (SELECT min(task.priority) FROM horsies_tasks_live AS task
              WHERE task.queue_name = level.queue_name AND task.is_async = level.is_async
-               AND task.rate_key = level.rate_key AND task.priority > level.priority)
+               AND task.rate_key = level.rate_key AND task.priority <> 0 AND task.priority > level.priority)
       FROM level WHERE level.priority IS NOT NULL
 ), due (at) AS (
     SELECT (SELECT min(task.enqueued_at) FROM horsies_tasks_live AS task
              WHERE task.queue_name = level.queue_name AND task.is_async = level.is_async
-               AND task.rate_key = level.rate_key AND task.priority = level.priority AND task.enqueued_at > now())
+               AND task.rate_key = level.rate_key AND task.priority <> 0 AND task.priority = level.priority
+               AND task.enqueued_at > now())
       FROM level WHERE level.priority IS NOT NULL
     UNION ALL
     (SELECT good_until FROM horsies_tasks_live
@@ -518,7 +519,8 @@ WITH RECURSIVE line AS MATERIALIZED (
                     CROSS JOIN LATERAL (
                           SELECT FROM horsies_tasks_live AS task
                            WHERE task.queue_name = line.queue_name AND task.is_async = line.is_async
-                             AND task.rate_key = line.rate_key AND task.enqueued_at <= now() AND task.status = 'PENDING'
+                             AND task.rate_key = line.rate_key AND task.priority <> 0
+                             AND task.enqueued_at <= now() AND task.status = 'PENDING'
                            LIMIT 1) AS task
                     WHERE line.rate_key = rate.rate_key)
 )

@@ -32,7 +32,7 @@ SELECT task.id::text, task.task_name, task.status, task.queue_name, task.is_asyn
        (SELECT count(*) FROM (
             SELECT FROM horsies_tasks_live AS ahead
              WHERE ahead.queue_name = task.queue_name AND ahead.is_async = task.is_async AND ahead.status = 'PENDING'
-               AND ahead.enqueued_at <= now()
+               AND ahead.enqueued_at <= now() AND ahead.priority <> 0
                AND (ahead.priority, ahead.enqueued_at, ahead.id) < (task.priority, task.enqueued_at, task.id)
              LIMIT %(most)s) AS ahead)::integer AS ahead,
        (SELECT coalesce(sum(processes), 0) FROM serving)::integer AS slots,
