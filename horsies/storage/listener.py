@@ -2,14 +2,16 @@
 
 A notification is a hint: whoever gets one looks at the tables. So a lost one costs a poll and nothing else, and after
 every (re)connection the owner is told to look, because anything may have happened meanwhile. A connection that is only
-ever read from can die unseen; over this one the server is asked from time to time what it listens to, and it is replaced
-when there is no answer or another one. A notification to itself would tell the same, and wake everyone else who listens.
+ever read from can die unseen; over this one the server is asked from time to time what it listens to, and when the owner
+has found something that it was not told of. It is replaced when there is no answer or another one. A notification to
+itself would tell the same, and wake everyone else who listens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from random import random
 
@@ -21,15 +23,22 @@ from horsies.storage.database import TRANSIENT, Connection, connect
 
 logger = logging.getLogger("horsies.listener")
 
-PING_SECONDS = 10.0
+ASK_SECONDS = 10.0
 ANSWER_SECONDS = 4.0
+# How soon after something was found untold the server is asked.
+SLICE_SECONDS = 2.0
+
+
+def _nothing() -> int:
+    return 0
 
 
 class Listener:
     """Listens on channels that are known from the start.
 
     `on_notify(channel, payload)` is called for each notification and `on_connected()` whenever listening (again)
-    begins; `connected` says whether it listens now. Both callbacks must be quick and must not raise.
+    begins; `connected` says whether it listens now. Both callbacks must be quick and must not raise. `untold` counts what
+    the owner has found without having been told.
     """
 
     def __init__(
@@ -39,11 +48,15 @@ class Listener:
         *,
         on_notify: Callable[[str, str], None],
         on_connected: Callable[[], None],
+        untold: Callable[[], int] = _nothing,
+        ask_seconds: float = ASK_SECONDS,
     ) -> None:
         self._config = config
         self._channels = channels
         self._on_notify = on_notify
         self._on_connected = on_connected
+        self._untold = untold
+        self._ask_seconds = ask_seconds
         self._task: asyncio.Task[None] | None = None
         self.connected = asyncio.Event()
 
@@ -80,10 +93,16 @@ class Listener:
     async def _listen(self, connection: Connection) -> None:
         """Deliver notifications until the connection is lost or stops answering."""
         while True:
-            async for notify in connection.notifies(timeout=PING_SECONDS):
-                self._on_notify(notify.channel, notify.payload)
+            await self._hear(connection)
             async with asyncio.timeout(ANSWER_SECONDS):
                 cursor = await connection.execute("SELECT pg_listening_channels()")
                 heard = {row[0] for row in await cursor.fetchall()}
             if not heard.issuperset(self._channels):
                 raise OperationalError("the session that listened is another one by now")
+
+    async def _hear(self, connection: Connection) -> None:
+        """Deliver notifications until there is a reason to ask whether there are any."""
+        until, untold = time.monotonic() + self._ask_seconds, self._untold()
+        while untold == self._untold() and (left := until - time.monotonic()) > 0:
+            async for notify in connection.notifies(timeout=min(left, SLICE_SECONDS)):
+                self._on_notify(notify.channel, notify.payload)

@@ -4,7 +4,8 @@ A notification makes its sender wait in line with all other senders, so a worker
 While work keeps coming it looks by itself after short pauses; when several looks found nothing it says that it waits,
 and looks a few times more, because a task may have been sent just before that was known. It does the same when it was
 woken and found nothing: the task may be locked for a moment by someone who asks for its result. A waiting worker that is
-woken again and again goes back to looking by itself.
+woken again and again goes back to looking by itself. What a poll finds, after all that, should have been told: whether we
+still hear what we are told is then worth a question.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Attention:
     def __init__(self) -> None:
         self.waiting = False
         self._misses = 0
-        self._woken = False
+        self._woken = self._due = False
+        self.untold = 0  # how often something was found that nobody had told us of
         self._finds: deque[float] = deque(maxlen=BUSY_FINDS)
         self._awake_since = 0.0
 
@@ -42,11 +44,20 @@ class Attention:
             self._finds.extend(repeat(now, min(found, BUSY_FINDS)))
             if len(self._finds) == BUSY_FINDS and now - self._finds[0] < BUSY_SECONDS:
                 self.search()
-        self._woken = False
+        self._woken = self._due = False
+
+    def found(self) -> None:
+        """A look has found something."""
+        if self.pause() is None and not self._woken and not self._due:
+            self.untold += 1
 
     def notified(self) -> None:
         """A notification came: the next look should find something."""
         self._woken = True
+
+    def was_due(self) -> None:
+        """Something has become due that was known of."""
+        self._due = True
 
     def search(self) -> None:
         """Look by oneself from now on: there is work, or no room for any."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from random import uniform
 from typing import Any
 
 from psycopg import errors
@@ -42,6 +43,8 @@ GATHER_MIN_SECONDS, GATHER_MAX_SECONDS = 0.005, 0.05
 TOGETHER_SECONDS = 0.001
 # With prefetch, a second round trip is begun beside the first when so many results have gathered.
 HELP_BATCH = 128
+# A poll may come later than it should by this factor: workers that were started together do not look together.
+POLL_SPREAD = 1.3
 # While a task runs, the next due time is not asked for at once: its result may come any moment.
 CALM_SECONDS = 0.01
 # So often at most it is looked whether the last statement of a lost connection has come to its end.
@@ -214,6 +217,11 @@ class Engine:
         if self._claimer.is_suspended:
             return WorkerState.SUSPENDED
         return WorkerState.BUSY if self.load else WorkerState.IDLE
+
+    @property
+    def untold(self) -> int:
+        """How often something was found that nobody had told us of."""
+        return self._attention.untold
 
     @property
     def claimed(self) -> int:
@@ -415,6 +423,7 @@ class Engine:
 
     async def _fire(self, connection: Connection) -> None:
         """Carry out what workflows have waited for."""
+        self._attention.was_due()
         with answering(connection):
             seconds = await steering.fire(connection)
         self._timer_at = None
@@ -432,6 +441,8 @@ class Engine:
         if self._stopping:
             self._unsure = True  # they came too late, and go back untouched
             return
+        if claimed:
+            self._attention.found()
         if not self._prefetched:
             self._started_at = now
         pools = self._capacity.pools
@@ -603,7 +614,7 @@ class Engine:
 
     async def _sleep(self, pause: float | None, has_room: bool) -> bool:
         """Whether there was news before the time was up."""
-        seconds = self._limits.poll_seconds if pause is None else pause
+        seconds = self._limits.poll_seconds * uniform(1, POLL_SPREAD) if pause is None else pause
         if not has_room and any(self._said_waiting):
             seconds = FULL_SECONDS
         if self._doubtful:

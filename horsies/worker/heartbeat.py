@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from random import random
 
 from horsies.config import AppConfig, PostgresConfig
@@ -20,6 +20,7 @@ from horsies.storage.database import TRANSIENT, Connection, answering, connect_w
 from horsies.worker.claim import Owner
 from horsies.worker.reaper import reap, rules_of
 from horsies.worker.settle import Settler
+from horsies.worker.snapshot import Snapshots
 
 logger = logging.getLogger("horsies.worker")
 
@@ -28,7 +29,7 @@ class Heartbeat:
     """Renews the lease of whoever owns now; tells until when it holds at least, on our own clock.
 
     `suspended` is told which queues are, `cancelled` which of the tasks `running` are to stop, and `disowned` is awaited
-    when that owner has been declared dead.
+    when that owner has been declared dead. What `snapshots` keep is written along with a beat.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Heartbeat:
         running: Callable[[], Sequence[str]],
         cancelled: Callable[[Sequence[str]], None],
         disowned: Callable[[Connection], Awaitable[None]],
+        snapshots: Snapshots,
     ) -> None:
         self._postgres = postgres
         self._interval = config.claim_renew_interval_ms / 1000
@@ -60,6 +62,7 @@ class Heartbeat:
         self._hurry = asyncio.Event()
         self.leads = False  # whether we clean up for all
         self._disowned = disowned
+        self._snapshots = snapshots
 
     async def run(self) -> None:
         attempt = 0
@@ -84,17 +87,21 @@ class Heartbeat:
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._interval):
+            async with asyncio.timeout(min(self._interval, self._snapshots.pause())):
                 await self._hurry.wait()
         self._hurry.clear()
 
     async def _beat(self, connection: Connection) -> None:
+        record = await self._snapshots.take()
         owner = self._owner()
         asked_at = self.turned_at = time.monotonic()
         with answering(connection, owner.lease_seconds / 2):  # so that another try still comes in time
-            answer = await workers.beat(
-                connection, owner.worker_id, self._state(), owner.lease_seconds, self._running()
-            )
+            async with nullcontext() if record is None else connection.transaction():
+                answer = await workers.beat(
+                    connection, owner.worker_id, self._state(), owner.lease_seconds, self._running()
+                )
+                if record is not None:
+                    await self._snapshots.write(connection, record)
         if not answer.is_alive:
             await self._disowned(connection)
             return

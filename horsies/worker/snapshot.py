@@ -1,7 +1,7 @@
 """Write down what a worker does, for people who watch it: how it is, what it uses, which tasks have run for long.
 
-What is old is deleted. It uses a connection of its own, opened when there is something to say, so that neither the lease
-nor a task ever waits for it; what cannot be written is not written, and the next row tells the news.
+It goes along with a beat, in the same transaction, so that an idle worker asks the server for nothing more. The lease does
+not depend on it: what cannot be written within a moment is not written, and tried again a little later.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
-from horsies.config import AppConfig, CustomQueueConfig, PostgresConfig, RecoveryConfig
+import psycopg
+
+from horsies.config import AppConfig, CustomQueueConfig, RecoveryConfig
 from horsies.status import WorkerState
 from horsies.storage import states
-from horsies.storage.database import TRANSIENT, Connection, answering, connect_worker
+from horsies.storage.database import Connection
 from horsies.storage.states import Pulse, Snapshot
 from horsies.storage.tasks import Claimed, as_json
 from horsies.worker.capacity import Limits
@@ -27,7 +29,11 @@ logger = logging.getLogger("horsies.worker")
 
 MAX_TASK_IDS = 100
 MAX_CHILDREN = 200
+# How long a beat waits for the record, and how soon what could not be written is tried again.
+WRITE_MS = 500
+AGAIN_SECONDS = 2.0
 _MB = 1_048_576
+_SOON = f"SET LOCAL statement_timeout = {WRITE_MS}".encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,22 +157,31 @@ class Agenda:
         """Seconds until something may be due."""
         return max(0.0, min(self._snapshot_at, self._beat_at) - now)
 
+    def missed(self, now: float) -> None:
+        """The snapshot that was due could not be written."""
+        self._snapshot_at = min(self._snapshot_at, now + AGAIN_SECONDS)
+
     def _is_snapshot_due(self, state: WorkerState, now: float) -> bool:
         """At its time, and when the worker begins to drain."""
         drains = state is WorkerState.DRAINING
         begins_to_drain, self._drains = drains and not self._drains, drains
         if now < self._snapshot_at and not begins_to_drain:
             return False
-        self._snapshot_at = now + self._snapshot_seconds
+        self._snapshot_at = _next(self._snapshot_at, self._snapshot_seconds, now)
         return True
 
     def _lasting(self, at_work: Sequence[Claimed], now: float) -> list[Claimed]:
         """At a beat, the runs that were seen at the one before."""
         if now < self._beat_at:
             return []
-        self._beat_at = now + self._beat_seconds
+        self._beat_at = _next(self._beat_at, self._beat_seconds, now)
         seen, self._seen = self._seen, {(task.id, task.claim_seq) for task in at_work}
         return [task for task in at_work if (task.id, task.claim_seq) in seen]
+
+
+def _next(due_at: float, seconds: float, now: float) -> float:
+    """When what was due is due again: so long after it was, and not after now, so that what has one interval stays together."""
+    return due_at + seconds if due_at <= now < due_at + seconds else now + seconds
 
 
 class Meter:
@@ -203,55 +218,49 @@ class Meter:
         return 100 * used / elapsed if elapsed > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is to be written down now."""
+
+    due: Due
+    activity: Activity
+    usage: Usage
+
+
 class Snapshots:
-    """The service that keeps the record; `draining` is set, for nobody else, when the worker begins to."""
+    """Keeps the record, for whoever has a connection and something else to say."""
 
     def __init__(
         self,
-        postgres: PostgresConfig,
         config: AppConfig,
         setup: Setup,
         meter: Meter,
         activity: Callable[[], Activity],
-        draining: asyncio.Event,
     ) -> None:
-        self._postgres = postgres
-        self._config = config
+        self._agenda = Agenda(config.recovery, time.monotonic())
         self._setup = setup
         self._meter = meter
         self._activity = activity
-        self._draining = draining
 
-    async def run(self) -> None:
-        """Do what is due, until cancelled."""
-        now = time.monotonic()
-        agenda = Agenda(self._config.recovery, now)
-        while True:
-            activity = self._activity()
-            due = agenda.due(activity, now)
-            if due:
-                await self._do(due, activity)
-            await self._pause(agenda.pause(time.monotonic()))
-            now = time.monotonic()
+    def pause(self) -> float:
+        """Seconds until something may be due."""
+        return self._agenda.pause(time.monotonic())
 
-    async def _do(self, due: Due, activity: Activity) -> None:
-        usage = await asyncio.to_thread(self._meter.measure)
+    async def take(self) -> Record | None:
+        """What is due now, if anything."""
+        activity = self._activity()
+        due = self._agenda.due(activity, time.monotonic())
+        return Record(due, activity, await asyncio.to_thread(self._meter.measure)) if due else None
+
+    async def write(self, connection: Connection, record: Record) -> None:
+        """At the end of the caller's transaction, of which nothing is lost if this cannot be written."""
         try:
-            async with await connect_worker(self._postgres, "horsies-snapshot") as connection:
-                with answering(connection):
-                    await self._write(connection, due, activity, usage)
-        except TRANSIENT as error:
+            async with connection.transaction():
+                await connection.execute(_SOON)
+                if record.due.snapshot:
+                    await states.snapshot(connection, snapshot_of(self._setup, record.activity, record.usage))
+                if pulses := pulses_of(record.due.lasting, record.usage):
+                    await states.pulse(connection, record.activity.worker_id, pulses)
+        except psycopg.Error as error:
             logger.warning("could not write down this worker's state (%s)", type(error).__name__)
-
-    async def _write(self, connection: Connection, due: Due, activity: Activity, usage: Usage) -> None:
-        if due.snapshot:
-            await states.snapshot(connection, snapshot_of(self._setup, activity, usage))
-        if pulses := pulses_of(due.lasting, usage):
-            await states.pulse(connection, activity.worker_id, pulses)
-
-    async def _pause(self, seconds: float) -> None:
-        """Until the time is up, or the worker begins to drain; it may have begun while something was written."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._draining.wait()
-                self._draining.clear()
+            self._agenda.missed(time.monotonic())

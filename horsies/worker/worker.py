@@ -35,7 +35,7 @@ from horsies.storage.tasks import queue_channel
 from horsies.storage.workers import Definition, Registration
 from horsies.worker.capacity import Limits
 from horsies.worker.claim import Owner
-from horsies.worker.engine import Engine
+from horsies.worker.engine import POLL_SPREAD, Engine
 from horsies.worker.health import Health, Signs, notify
 from horsies.worker.heartbeat import Heartbeat
 from horsies.worker.janitor import Janitor
@@ -50,6 +50,8 @@ logger = logging.getLogger("horsies.worker")
 # On this channel operators are heard.
 CONTROL = "horsies_control"
 LAST_SETTLE_SECONDS = 10.0
+# A listener that has heard nothing is asked so often whether it could have; if it could not, polls find the tasks.
+DEAF_SECONDS = 300.0
 # No process outlives its worker for longer.
 MAX_AFTERLIFE_SECONDS = 1.5
 # A child that starts with so much of what it may take is worth a warning.
@@ -75,7 +77,6 @@ class Worker:
         self._lease_seconds = app.config.effective_claim_lease_ms / 1000
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        self._draining = asyncio.Event()
         self._meter = Meter()
         self._scheduler = Scheduler(app) if config.with_scheduler else None
         self._notebook = Notebook()
@@ -185,7 +186,7 @@ class Worker:
         """What probes go by. Between two tries to reach the database a loop waits as long as the app says."""
         resilience = self._app.config.resilience
         waits = (
-            resilience.notify_poll_interval_ms,
+            resilience.notify_poll_interval_ms * POLL_SPREAD,
             resilience.db_retry_max_ms,
             self._app.config.claim_renew_interval_ms,
         )
@@ -221,12 +222,15 @@ class Worker:
             lambda: self._engine.running,
             self._engine.cancel,
             self._disowned,
+            self._snapshots(),
         )
         listener = Listener(
             postgres,
             [CONTROL, *(queue_channel(queue.name) for queue in self._queues)],
             on_notify=lambda channel, payload: self._heard(channel, payload, heartbeat),
             on_connected=self._engine.look_again,
+            untold=lambda: self._engine.untold,
+            ask_seconds=DEAF_SECONDS,
         )
         listener.start()
         engine = asyncio.create_task(self._over_connection(postgres, self._engine.run), name="horsies-engine")
@@ -234,11 +238,10 @@ class Worker:
             self._over_connection(postgres, self._engine.assist), name="horsies-helper"
         )
         beating = asyncio.create_task(heartbeat.run(), name="horsies-heartbeat")
-        noting = asyncio.create_task(self._snapshots(postgres).run(), name="horsies-snapshots")
         janitor = Janitor(postgres, self._app.config.retention, lambda: heartbeat.leads)
         sweeping = asyncio.create_task(janitor.run(), name="horsies-janitor")
         writing = asyncio.create_task(self._notebook.run(postgres), name="horsies-notebook")
-        services = [helper, beating, noting, sweeping, writing]
+        services = [helper, beating, sweeping, writing]
         if self._scheduler is not None:
             services.append(asyncio.create_task(self._scheduler.run(postgres), name="horsies-scheduler"))
         self._log_start()
@@ -292,7 +295,8 @@ class Worker:
         if not engine.done():
             logger.info("Stopping: %d tasks are running", self._engine.load)
             self._engine.stop()
-            self._draining.set()
+            if self._heartbeat is not None:
+                self._heartbeat.beat_now()
             forced = asyncio.create_task(self._force.wait())
             await asyncio.wait(
                 [engine, forced], timeout=self._config.drain_seconds, return_when=asyncio.FIRST_COMPLETED
@@ -331,9 +335,9 @@ class Worker:
         except TRANSIENT as error:
             logger.warning("could not sign off (%s); the lease will run out by itself", type(error).__name__)
 
-    def _snapshots(self, postgres: PostgresConfig) -> Snapshots:
+    def _snapshots(self) -> Snapshots:
         setup = setup_of(self._app.config, self._limits(), self._queues, self._pools[0].shape.slots)
-        return Snapshots(postgres, self._app.config, setup, self._meter, self._activity, self._draining)
+        return Snapshots(self._app.config, setup, self._meter, self._activity)
 
     def _activity(self) -> Activity:
         return Activity(

@@ -241,7 +241,7 @@ def test_draining_that_begins_while_a_snapshot_is_written_is_told_too(workplace:
         office = _office(workplace, every_ms=NEVER)
         handle = office.tasks.wait_for.send(str(office.gate("in-the-middle"))).unwrap()
         until_status(db, handle, "RUNNING")
-        blocked = "SELECT FROM pg_stat_activity WHERE application_name = 'horsies-snapshot' AND wait_event_type = 'Lock'"
+        blocked = "SELECT FROM pg_stat_activity WHERE application_name = 'horsies-heartbeat' AND wait_event_type = 'Lock'"
         eventually(lambda: db.execute(blocked).rowcount, what="the first snapshot on its way")
 
         office.worker.signal(signal.SIGTERM)
@@ -309,7 +309,7 @@ def test_the_record_goes_on_after_an_outage(workplace: Workplace, db: Db) -> Non
 
         proxy.refusing = True
         proxy.cut()
-        eventually(lambda: "could not write down" in office.worker.log, what="a snapshot that failed")
+        eventually(lambda: "cannot renew the lease" in office.worker.log, what="a beat that failed")
         latest = _snapshots(db)[-1]["id"]
         proxy.refusing = False
 

@@ -212,3 +212,20 @@ def test_a_lost_listener_is_replaced_and_wakes_the_worker_again(workplace: Workp
     eventually(lambda: any("LISTEN" in entry["query"] for entry in sessions(db)), what="a listener again")
     _until_idle(db)
     assert office.tasks.note.send().unwrap().get(20_000).is_ok()
+
+
+def test_a_worker_that_was_not_told_finds_the_task_and_asks_whether_it_is_listened_for(
+    workplace: Workplace, db: Db
+) -> None:
+    office = staffed(workplace, APP.replace("60_000", "1_000"), "--processes=1")
+    _until_idle(db)
+    db.execute("ALTER TABLE horsies_tasks_live DISABLE TRIGGER horsies_tasks_new")
+
+    mine = "FROM pg_stat_activity WHERE datname = current_database() AND application_name"
+    at_rest = f"SELECT now() - max(state_change) > '0.3 s' AS rests {mine} = 'horsies-worker'"
+    asked = f"SELECT {mine} = 'horsies-listener' AND query = 'SELECT pg_listening_channels()'"
+
+    eventually(lambda: db.execute(at_rest).fetchone()["rests"], what="the worker waiting to be told")
+    until_status(db, office.tasks.note.send().unwrap(), "COMPLETED")
+
+    eventually(lambda: db.execute(asked).rowcount, what="the question")

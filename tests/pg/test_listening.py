@@ -19,14 +19,16 @@ Db = psycopg.Connection[dict[str, Any]]
 class Ear:
     """What a listener has told its owner."""
 
-    def __init__(self, url: str, channel: str) -> None:
-        self.connections = 0
+    def __init__(self, url: str, channel: str, ask_seconds: float = 0.02) -> None:
+        self.connections = self.untold = 0
         self.heard: list[tuple[str, str]] = []
         self.listener = Listener(
             PostgresConfig(database_url=url),
             [channel],
             on_notify=lambda channel, payload: self.heard.append((channel, payload)),
             on_connected=self._connected,
+            untold=lambda: self.untold,
+            ask_seconds=ask_seconds,
         )
 
     def _connected(self) -> None:
@@ -42,11 +44,6 @@ class Ear:
                 await self.listener.close()
 
         asyncio.run(run())
-
-
-@pytest.fixture(autouse=True)
-def _ask_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "PING_SECONDS", 0.02)
 
 
 def test_what_is_said_is_heard_between_the_questions_and_wakes_nobody_else(database_url: str, db: Db) -> None:
@@ -72,6 +69,21 @@ def test_a_session_that_does_not_listen_as_it_should_is_replaced(database_url: s
     ear = Ear(database_url, "n" * 70)  # of which the server takes 63
 
     async def wait() -> None:
+        while ear.connections < 2:
+            await asyncio.sleep(0.01)
+
+    ear.listen(wait)
+
+
+def test_whoever_found_something_untold_asks_whether_it_is_listened_for(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "SLICE_SECONDS", 0.02)
+    ear = Ear(database_url, "n" * 70, ask_seconds=600)
+
+    async def wait() -> None:
+        await ear.listener.connected.wait()
+        ear.untold += 1
         while ear.connections < 2:
             await asyncio.sleep(0.01)
 

@@ -20,6 +20,14 @@ def asleep() -> Attention:
     return attention
 
 
+def at_rest() -> Attention:
+    attention = asleep()
+    for _ in CONFIRM_PAUSES:
+        attention.looked(0, now=0.0)
+    assert attention.pause() is None
+    return attention
+
+
 def test_several_looks_in_vain_make_it_wait_and_a_find_among_them_does_not() -> None:
     attention = Attention()
     for _ in range(5):
@@ -42,10 +50,7 @@ def test_it_looks_a_few_times_more_and_then_sleeps_until_it_is_told() -> None:
 
 
 def test_who_was_woken_and_found_nothing_looks_a_few_times_more() -> None:
-    attention = asleep()
-    for _ in CONFIRM_PAUSES:
-        attention.looked(0, now=0.0)
-    assert attention.pause() is None
+    attention = at_rest()
 
     attention.notified()
     attention.looked(0, now=0.0)
@@ -82,3 +87,29 @@ def test_others_are_told_when_it_has_looked_by_itself_for_some_time() -> None:
     assert attention.is_woken_in_vain(said_waiting=True, now=5.0 + AWAKE_SECONDS * 2)
     assert not attention.is_woken_in_vain(said_waiting=False, now=5.0 + AWAKE_SECONDS * 3)
     assert not attention.is_woken_in_vain(said_waiting=True, now=5.0 + AWAKE_SECONDS * 3.5)
+
+
+def test_what_a_poll_finds_should_have_been_told() -> None:
+    attention = at_rest()
+
+    attention.found()
+    assert attention.untold == 1
+
+    attention.notified()
+    attention.found()
+    assert attention.untold == 1
+
+
+def test_what_was_due_or_is_found_while_looking_about_need_not_be_told() -> None:
+    attention = at_rest()
+    attention.was_due()
+    attention.found()
+    attention.search()
+    attention.found()
+    assert attention.untold == 0
+
+    attention = at_rest()
+    attention.was_due()
+    attention.looked(0, 0.0)
+    attention.found()
+    assert attention.untold == 1

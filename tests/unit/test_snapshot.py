@@ -19,7 +19,16 @@ from horsies.status import WorkerState
 from horsies.storage.states import Pulse
 from horsies.storage.tasks import Claimed
 from horsies.worker.capacity import Limits
-from horsies.worker.snapshot import Activity, Agenda, Meter, Usage, pulses_of, setup_of, snapshot_of
+from horsies.worker.snapshot import (
+    AGAIN_SECONDS,
+    Activity,
+    Agenda,
+    Meter,
+    Usage,
+    pulses_of,
+    setup_of,
+    snapshot_of,
+)
 
 WORKER = UUID(int=7)
 USAGE = Usage(
@@ -96,6 +105,29 @@ def test_a_snapshot_is_due_once_more_when_draining_begins():
     agenda.due(doing(), 0)
 
     assert [agenda.due(draining, now).snapshot for now in (10, 11, 39, 40)] == [True, False, False, True]
+
+
+def test_what_has_one_interval_is_due_at_one_time_however_late_it_was_done():
+    agenda = agenda_of(30, 30, now=0)
+    task = run(1)
+    agenda.due(doing(task), 0.2)
+    agenda.due(doing(task), 30.7)
+
+    assert agenda.pause(30.7) == pytest.approx(29.3)
+    due = agenda.due(doing(task), 60)
+    assert (due.snapshot, due.lasting) == (True, [task])
+
+
+def test_a_snapshot_that_could_not_be_written_is_due_again_soon_and_no_later_than_the_next_one():
+    agenda = agenda_of(30, now=0)
+    agenda.due(doing(), 0)
+
+    agenda.missed(0.5)
+
+    assert agenda.pause(0.5) == AGAIN_SECONDS
+    assert [agenda.due(doing(), now).snapshot for now in (1, 0.5 + AGAIN_SECONDS, 4)] == [False, True, False]
+    agenda.missed(31.9)
+    assert agenda.pause(31.9) == pytest.approx(0.6)
 
 
 def test_a_task_is_alive_when_it_was_seen_at_the_beat_before():
