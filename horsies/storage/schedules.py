@@ -184,6 +184,12 @@ async def listing(connection: Connection, name: str | None = None) -> list[Liste
     return [Listed._make(_in_utc(row)) for row in await _fetch(connection, "list", {"name": name})]
 
 
+async def page(connection: Connection, q: str | None, after: str, limit: int) -> list[Listed]:
+    """So many of those after a name whose names have some words in them."""
+    rows = await _fetch(connection, "page", {"q": q, "after": after, "limit": limit})
+    return [Listed._make(_in_utc(row)) for row in rows]
+
+
 async def _fetch(connection: Connection, verb: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
     return await (await connection.execute(SQL[verb], values)).fetchall()
 

@@ -32,7 +32,7 @@ CALLS = (
     Call("GET", "/api/tasks/{task_id}/{part}", "payload", "Arguments or result of a task, whole, as stored"),
     Call("GET", "/api/queues", "queues", "How the queues stand"),
     Call("GET", "/api/workers", "workers", "The workers, and what their children run"),
-    Call("GET", "/api/schedules", "schedules", "The schedules and their next slots"),
+    Call("GET", "/api/schedules", "schedules", "The schedules and their next slots", ("q", "after", "limit")),
     Call(
         "GET",
         "/api/workflows",
@@ -132,8 +132,11 @@ class Api:
         workers, children = await self._reading.workers(), await self._reading.children()
         return answer({"workers": plain(workers), "children": plain(children)})
 
-    async def schedules(self, _request: Request) -> Response:
-        return answer({"schedules": plain(await self._reading.schedules())})
+    async def schedules(self, request: Request) -> Response:
+        q, after, limit = inputs.schedules_wanted(request.query_params)
+        found = await self._reading.schedules(q, after, limit)
+        following = {"after": found[-1].name} if len(found) == limit else None
+        return answer({"schedules": plain(found), "next": following})
 
     async def workflows(self, request: Request) -> Response:
         query = request.query_params

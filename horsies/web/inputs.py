@@ -85,6 +85,11 @@ def workflows_wanted(query: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def schedules_wanted(query: Mapping[str, str]) -> tuple[str | None, str, int]:
+    """Words in their names, the name after which the page begins, and how many."""
+    return _text(query, "q"), _text(query, "after") or "", limit(query)
+
+
 def place(query: Mapping[str, str]) -> Place:
     """Where a page begins."""
     before, ended = query.get("before"), query.get("ended")

@@ -115,9 +115,17 @@ class Pages:
         return self.show(request, "workers.html", "Workers", rows=rows)
 
     async def schedules(self, request: Request) -> Response:
-        found = await self._reading.schedules()
+        q, after, limit = inputs.schedules_wanted(request.query_params)
+        found = await self._reading.schedules(q, after, limit)
         return self.show(
-            request, "schedules.html", "Schedules", schedules=found, knows_tasks=self._desk.knows_tasks
+            request,
+            "schedules.html",
+            "Schedules",
+            schedules=found,
+            chosen={"q": q, "limit": request.query_params.get("limit")},
+            is_part=bool(q or after) or len(found) == limit,
+            has_more=len(found) == limit,
+            knows_tasks=self._desk.knows_tasks,
         )
 
     async def workflows(self, request: Request) -> Response:

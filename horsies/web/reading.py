@@ -226,9 +226,11 @@ class Reading:
 
         return await self._desk.read(("acts", limit), SOON, ask)
 
-    async def schedules(self) -> list[Schedule]:
-        rows = await self._desk.read("schedules", SOON, schedules.listing)
-        return [_described(row) for row in rows]
+    async def schedules(self, q: str | None, after: str, limit: int) -> list[Schedule]:
+        async def ask(connection: Connection) -> list[Schedule]:
+            return [_described(row) for row in await schedules.page(connection, q, after, limit)]
+
+        return await self._desk.read(("schedules", q, after, limit), SOON, ask)
 
     async def health(self, patience: float | None = None) -> dict[str, Finding | None] | None:
         """What the doctor finds; None when that takes longer than one has patience for: ask again a little later."""

@@ -37,6 +37,7 @@ PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "q": ("Looked for in names, arguments and error codes", _TEXT),
     "since": ("Only those of this time, such as 15m or 7d", _TEXT),
     "before": ("Where the page begins: next.before of the page before", _TEXT),
+    "after": ("Where the page begins: next.after of the page before", _TEXT),
     "ended": ("The same among failed tasks: next.ended", _TEXT),
     "limit": ("How many", {"type": "integer", "minimum": 1, "maximum": 500, "default": 50}),
     "parts": ("1: sub-workflows too", _TEXT),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from horsies.events import WORKER_KINDS, Event, Hook, kind_of_failure
+from horsies.logs import log_lines
 from horsies.registry import TaskRegistry
 from horsies.storage.tasks import Claimed, Completed, Expired, Failure
 
@@ -53,11 +54,10 @@ class Herald:
         self._hooks: dict[str, list[Hook]] = {
             kind: [*hooks.get(kind, ()), *hooks.get("*", ())] for kind in WORKER_KINDS
         }
+        self._log: Callable[[Sequence[Event]], None] | None = None
         if app.config.events == "log":
-            log = _log_json if app.config.log_format == "json" else _log_text
-            for listening in self._hooks.values():
-                listening.append(log)
-        self.heard = any(self._hooks.values())
+            self._log = _log_json if app.config.log_format == "json" else _log_text
+        self.heard = self._log is not None or any(self._hooks.values())
         self.dropped = 0
         self._worker_id: Callable[[], str] = str
         self._over: dict[str, Claimed] = {}
@@ -129,7 +129,7 @@ class Herald:
         self._tell(_Told(time.time(), "expired", tasks, "TASK_EXPIRED"))
 
     def _tell(self, told: _Told) -> None:
-        if not told.tasks or not self._hooks[told.kind]:
+        if not told.tasks or not (self._log or self._hooks[told.kind]):
             return
         if self._taken - self._told + len(told.tasks) > MOST_WAITING:
             self.dropped += len(told.tasks)
@@ -156,8 +156,8 @@ class Herald:
 
     def _call(self, told: _Told) -> None:
         at, worker_id = datetime.fromtimestamp(told.at, UTC), self._worker_id()
-        for task in told.tasks:
-            event = Event(
+        events = [
+            Event(
                 kind=told.kind,
                 at=at,
                 task_id=task.id,
@@ -170,21 +170,28 @@ class Herald:
                 will_retry=told.will_retry,
                 workflow_id=task.workflow_id,
             )
-            for hook in self._hooks[told.kind]:
-                try:
-                    hook(event)
-                except Exception:  # whatever a hook of the user does, the next one is called
-                    logger.exception("a hook for %r has failed on task %s", told.kind, task.id)
+            for task in told.tasks
+        ]
+        for hook in self._hooks[told.kind]:
+            _tell_all(hook, events)
+        if self._log is not None:
+            self._log(events)
         self._told += len(told.tasks)
 
 
-def _log_json(event: Event) -> None:
+def _tell_all(hook: Hook, events: Sequence[Event]) -> None:
+    for event in events:
+        try:
+            hook(event)
+        except Exception:  # whatever a hook of the user does, it is called for the next one
+            logger.exception("a hook for %r has failed on task %s", event.kind, event.task_id)
+
+
+def _log_json(events: Sequence[Event]) -> None:
     """The formatter makes one object of the line and of what it is about."""
-    event_logger.info("%s %s", event.kind, event.task_name, extra=event.facts())
+    for event in events:
+        event_logger.info("%s %s", event.kind, event.task_name, extra=event.facts())
 
 
-def _log_text(event: Event) -> None:
-    if event_logger.isEnabledFor(logging.INFO):
-        # made by hand: looking up who logs takes longer than all the rest
-        line = _encode(event).decode()
-        event_logger.handle(logging.LogRecord(event_logger.name, logging.INFO, __file__, 0, line, None, None))
+def _log_text(events: Sequence[Event]) -> None:
+    log_lines(event_logger, [_encode(event).decode() for event in events])

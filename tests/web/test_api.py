@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import time
 from typing import Any
 from uuid import UUID
 
 import httpx2 as httpx
 import psycopg
 
-from horsies import PostgresConfig
+from horsies import DailySchedule, PostgresConfig, TaskSchedule
 from horsies.portal import run_sync
+from horsies.schedule.definition import write
 from horsies.storage.database import connect
 from horsies.storage.rollups import roll
 from tests.docs.pages import ROOT, tables
@@ -92,6 +94,46 @@ def test_a_list_goes_on_where_the_page_before_it_ended(call: Call, db: Db) -> No
             following = f"&before={page['next']['before']}&ended={page['next']['ended'].replace('+', '%2B')}"
         assert len(seen) == 5
         assert set(seen) == ids
+
+
+def test_schedules_come_in_pages_and_can_be_looked_for(call: Call, db: Db) -> None:
+    names = [f"{kind}-{number}" for kind in ("backup", "report") for number in range(3)]
+    schedules = [
+        TaskSchedule(name=name, task_name="add", pattern=DailySchedule(time=time(3))) for name in names
+    ]
+    with db.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO horsies_schedule_state (schedule_name, definition, config_hash) VALUES (%s, %s, '')",
+            [(schedule.name, write(schedule, b"{}")) for schedule in schedules],
+        )
+
+    seen: list[list[str]] = []
+    following = ""
+    while True:
+        (answer,) = call(get(f"/api/schedules?limit=4{following}"))
+        seen.append([schedule["name"] for schedule in answer.json()["schedules"]])
+        if answer.json()["next"] is None:
+            break
+        following = f"&after={answer.json()['next']['after']}"
+    first, last, some, none, odd = call(
+        get("/schedules?limit=4"),
+        get("/schedules?limit=4&after=report-0"),
+        get("/schedules?q=REPORT"),
+        get("/schedules?q=nothing"),
+        get("/schedules?limit=0"),
+    )
+
+    assert seen == [names[:4], names[4:]]
+    assert "report-0" in first.text
+    assert "report-1" not in first.text
+    assert 'href="?limit=4&amp;after=report-0"' in first.text
+    assert "report-1" in last.text
+    assert "report-0" not in last.text
+    assert "after=" not in last.text
+    assert "backup" not in some.text
+    assert "report-2" in some.text
+    assert "No schedule fits." in none.text
+    assert odd.status_code == 400
 
 
 def test_of_two_who_retry_the_same_task_one_is_told_that_he_is_late(call: Call, db: Db) -> None:
