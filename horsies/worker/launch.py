@@ -174,9 +174,11 @@ class SpawnLauncher:
         return True
 
     async def exit_status(self, pid: int, seconds: float) -> int | None:
-        process = self._processes[pid]
+        process = self._processes.get(pid)
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while (
+            process is not None and time.monotonic() < deadline
+        ):  # without one we are closed, and all have ended
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # noqa: ASYNC222  it does not wait
                 kill_group(pid)  # while the unreaped pid cannot be anyone else's
                 code = process.wait()

@@ -357,7 +357,12 @@ class ChildPool:
         return claimed
 
     def _take_back(self, child: Child, tickets: Sequence[int]) -> None:
-        self._rehouse(child, [child.pop(ticket) for ticket in tickets])
+        """Calls that the child has not begun; when its first one is among them, it goes on with the next."""
+        head = next(iter(child.calls), None)
+        returned = [child.pop(ticket) for ticket in tickets]
+        if child.is_serial and child.calls and head not in child.calls:
+            self._began(child, next(iter(child.calls)))
+        self._rehouse(child, returned)
 
     def _rehouse(self, child: Child, calls: Sequence[Claimed]) -> None:
         """Calls that a child has not begun go to another one, unless we have let go of all that it holds."""

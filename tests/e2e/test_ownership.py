@@ -14,7 +14,8 @@ from uuid import uuid4
 import pytest
 
 from horsies.storage.tasks import Claimed
-from horsies.worker import wire
+from horsies.worker import link, wire
+from horsies.worker import pool as pools
 from horsies.worker.launch import SpawnLauncher
 from horsies.worker.pool import ChildPool, Hooks, Shape
 from horsies.worker.settings import ChildKind, ChildSettings
@@ -32,6 +33,21 @@ def mark(path: str) -> TaskResult[int, TaskError]:
 @app.task("hang")
 def hang(path: str) -> TaskResult[int, TaskError]:
     time.sleep(60)
+    return TaskResult(ok=1)
+
+@app.task("cling")
+def cling(path: str) -> TaskResult[int, TaskError]:
+    Path(path).touch()
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+@app.task("wait_for")
+def wait_for(path: str) -> TaskResult[int, TaskError]:
+    while not Path(path).exists():
+        time.sleep(0.005)
     return TaskResult(ok=1)
 
 @app.task("mark_async")
@@ -210,8 +226,37 @@ async def _submit_and_renew(settings: ChildSettings, path: Path) -> list[str]:
     return seen
 
 
-def _claimed(path: Path, pid: int) -> Claimed:
+def test_the_task_behind_one_that_came_back_is_held_to_its_time(
+    settings: ChildSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first lease ran out before the second task's turn; the third clings to life, so that only the worker can end it."""
+    for module in (pools, link):
+        monkeypatch.setattr(module, "HELD_UP_SECONDS", 60)  # else they would be asked for before
+    gate, mark, sign = tmp_path / "gate", tmp_path / "mark", tmp_path / "clings"
+
+    async def run() -> list[str]:
+        seen = list[str]()
+        async with _pool(settings, seen) as pool, asyncio.timeout(30):
+            pool.depth = 3
+            (pid,) = set(pool.free(3))
+            lease = time.monotonic() + 0.3
+            pool.renew(lease)
+            pool.submit([_claimed(gate, pid, "wait_for"), _claimed(mark, pid)])
+            pool.renew(time.monotonic() + 60)
+            pool.submit([_claimed(sign, pid, "cling")._replace(timeout_ms=300)])
+            await asyncio.sleep(lease - time.monotonic())
+            gate.touch()
+            while pool.load:
+                await asyncio.sleep(0.01)
+        return seen
+
+    assert asyncio.run(run()) == ["ended", "timed out", "ended"]
+    assert sign.exists()
+    assert mark.exists()
+
+
+def _claimed(path: Path, pid: int, name: str = "mark") -> Claimed:
     kwargs = f'{{"path":"{path}"}}'
     return Claimed(
-        1, str(uuid4()), 1, "mark", None, kwargs, "default", False, 100, "", pid, None, 0, 0, 0, False, None
+        1, str(uuid4()), 1, name, None, kwargs, "default", False, 100, "", pid, None, 0, 0, 0, False, None
     )
