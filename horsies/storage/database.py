@@ -41,6 +41,7 @@ TRANSIENT = (
     errors.SerializationFailure,
     errors.DeadlockDetected,
     errors.ReadOnlySqlTransaction,
+    errors.IdleInTransactionSessionTimeout,
     TimeoutError,
     ConnectionError,
 )
@@ -72,7 +73,10 @@ BY_INDEX = b"SET enable_seqscan = off"
 BY_KEY = BY_INDEX + b"; SET plan_cache_mode = force_generic_plan"
 # Whoever waited for a turn must see what was written by those before, whatever the database prefers.
 _FRESH_SNAPSHOTS = r"-c default_transaction_isolation=read\ committed"
-_GIVES_UP = f"-c statement_timeout={STATEMENT_SECONDS}s"
+# And whoever stops in the middle of a transaction, with its machine or its network, must not hold up the others.
+_GIVES_UP = (
+    f"-c statement_timeout={STATEMENT_SECONDS}s -c idle_in_transaction_session_timeout={STATEMENT_SECONDS}s"
+)
 
 
 async def connect(config: PostgresConfig, *, session: bool = False, name: str = "horsies") -> Connection:

@@ -87,7 +87,8 @@ def workflows_wanted(query: Mapping[str, str]) -> dict[str, Any]:
 
 def schedules_wanted(query: Mapping[str, str]) -> tuple[str | None, str, int]:
     """Words in their names, the name after which the page begins, and how many."""
-    return _text(query, "q"), _text(query, "after") or "", limit(query)
+    _text(query, "after")  # refused if it cannot be a name; yet blanks at its ends belong to it
+    return _text(query, "q"), query.get("after", ""), limit(query)
 
 
 def place(query: Mapping[str, str]) -> Place:

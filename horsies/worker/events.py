@@ -175,7 +175,10 @@ class Herald:
         for hook in self._hooks[told.kind]:
             _tell_all(hook, events)
         if self._log is not None:
-            self._log(events)
+            try:
+                self._log(events)
+            except Exception:  # a handler of the user's may fail in any way
+                logger.exception("%d events could not be logged", len(events))
         self._told += len(told.tasks)
 
 
@@ -190,7 +193,10 @@ def _tell_all(hook: Hook, events: Sequence[Event]) -> None:
 def _log_json(events: Sequence[Event]) -> None:
     """The formatter makes one object of the line and of what it is about."""
     for event in events:
-        event_logger.info("%s %s", event.kind, event.task_name, extra=event.facts())
+        facts = event.facts()
+        if "message" in facts:  # which is the line's own
+            facts["error_message"] = facts.pop("message")
+        event_logger.info("%s %s", event.kind, event.task_name, extra=facts)
 
 
 def _log_text(events: Sequence[Event]) -> None:

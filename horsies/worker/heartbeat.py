@@ -92,17 +92,21 @@ class Heartbeat:
         self._hurry.clear()
 
     async def _beat(self, connection: Connection) -> None:
-        record = await self._snapshots.take()
         owner = self._owner()
+        record = await self._snapshots.take()
         asked_at = self.turned_at = time.monotonic()
-        with answering(connection, owner.lease_seconds / 2):  # so that another try still comes in time
-            async with nullcontext() if record is None else connection.transaction():
-                answer = await workers.beat(
-                    connection, owner.worker_id, self._state(), owner.lease_seconds, self._running()
-                )
-                if record is not None:
-                    await self._snapshots.write(connection, record)
+        try:
+            with answering(connection, owner.lease_seconds / 2):  # so that another try still comes in time
+                async with nullcontext() if record is None else connection.transaction():
+                    answer = await self._renew(connection, owner)
+                    if record is not None:
+                        await self._snapshots.write(connection, record)
+        except BaseException:
+            if record is not None:
+                self._snapshots.missed()
+            raise
         if not answer.is_alive:
+            self._snapshots.missed()
             await self._disowned(connection)
             return
         self._renewed(asked_at + owner.lease_seconds)
@@ -120,6 +124,11 @@ class Heartbeat:
             rescued = await reap(connection, self._settler, self._rules)
             if rescued:
                 logger.warning("rescued %d tasks of dead workers", rescued)
+
+    async def _renew(self, connection: Connection, owner: Owner) -> workers.Beat:
+        return await workers.beat(
+            connection, owner.worker_id, self._state(), owner.lease_seconds, self._running()
+        )
 
     def _was_present(self, lease_seconds: float) -> bool:
         """Whether we have been answered for so long without a gap that whoever is alive has been, too.

@@ -30,6 +30,7 @@ logger = logging.getLogger("horsies.worker")
 MAX_TASK_IDS = 100
 MAX_CHILDREN = 200
 # How long a beat waits for the record, and how soon what could not be written is tried again.
+MEASURE_SECONDS = 0.5
 WRITE_MS = 500
 AGAIN_SECONDS = 2.0
 _MB = 1_048_576
@@ -250,7 +251,19 @@ class Snapshots:
         """What is due now, if anything."""
         activity = self._activity()
         due = self._agenda.due(activity, time.monotonic())
-        return Record(due, activity, await asyncio.to_thread(self._meter.measure)) if due else None
+        if not due:
+            return None
+        try:
+            async with asyncio.timeout(MEASURE_SECONDS):
+                return Record(due, activity, await asyncio.to_thread(self._meter.measure))
+        except TimeoutError:
+            logger.warning("could not measure this worker within %g s", MEASURE_SECONDS)
+            self.missed()
+            return None
+
+    def missed(self) -> None:
+        """What was taken has not been written."""
+        self._agenda.missed(time.monotonic())
 
     async def write(self, connection: Connection, record: Record) -> None:
         """At the end of the caller's transaction, of which nothing is lost if this cannot be written."""
@@ -262,5 +275,7 @@ class Snapshots:
                 if pulses := pulses_of(record.due.lasting, record.usage):
                     await states.pulse(connection, record.activity.worker_id, pulses)
         except psycopg.Error as error:
+            if connection.closed:
+                raise  # else the transaction would be taken to have been committed
             logger.warning("could not write down this worker's state (%s)", type(error).__name__)
-            self._agenda.missed(time.monotonic())
+            self.missed()

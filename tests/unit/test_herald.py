@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from horsies import AppConfig, Event, Horsies
 from horsies.errors import ConfigurationError
+from horsies.logs import JsonFormatter
 from horsies.storage.tasks import Claimed, Completed, Failure
 from horsies.worker import events
 from horsies.worker.events import Herald
@@ -100,6 +102,47 @@ def test_what_was_asked_to_stop_is_told_as_cancelled_however_it_ends_and_a_snooz
     herald.close()
 
     assert told == [("completed", "2"), ("cancelled", "0"), ("cancelled", "1")]
+
+
+def test_a_line_of_json_has_the_message_of_a_failure_under_a_name_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    herald = Herald(new_app(events="log", log_format="json"))
+    herald.start(lambda: "me")
+    herald.over(claimed(1))
+    with caplog.at_level(logging.INFO, "horsies.events"):
+        herald.failed([Failure("1", 1, "", "BROKEN", "no money")], {"1": False})
+        herald.started([claimed(2)])
+        herald.close()
+
+    facts = [vars(record) for record in caplog.records if record.name == "horsies.events"]
+    assert [(each["kind"], each.get("error_message")) for each in facts] == [
+        ("failed", "no money"),
+        ("processing", None),
+    ]
+    assert JsonFormatter().format(caplog.records[0]).count("no money") == 1
+
+
+def test_a_log_that_fails_costs_its_lines_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise OSError(f"no room for {record.name}")
+
+    app, told = new_app(events="log"), list[str | None]()
+    app.on("processing", lambda event: told.append(event.task_id))
+    herald, broken = Herald(app), Broken()
+    events.event_logger.addHandler(broken)
+    try:
+        herald.start(lambda: "me")
+        with caplog.at_level(logging.INFO, "horsies.events"):
+            for number in range(2):
+                herald.started([claimed(number)])
+            herald.close()
+    finally:
+        events.event_logger.removeHandler(broken)
+
+    assert told == ["0", "1"]
+    assert caplog.text.count("1 events could not be logged") == 2
 
 
 def test_a_hook_must_be_a_function_for_something_that_workers_see() -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from datetime import time
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 import httpx2 as httpx
@@ -97,7 +98,7 @@ def test_a_list_goes_on_where_the_page_before_it_ended(call: Call, db: Db) -> No
 
 
 def test_schedules_come_in_pages_and_can_be_looked_for(call: Call, db: Db) -> None:
-    names = [f"{kind}-{number}" for kind in ("backup", "report") for number in range(3)]
+    names = [*(f"backup-{number}" for number in range(3)), "report-0 ", "report-1", "report-2"]
     schedules = [
         TaskSchedule(name=name, task_name="add", pattern=DailySchedule(time=time(3))) for name in names
     ]
@@ -114,10 +115,10 @@ def test_schedules_come_in_pages_and_can_be_looked_for(call: Call, db: Db) -> No
         seen.append([schedule["name"] for schedule in answer.json()["schedules"]])
         if answer.json()["next"] is None:
             break
-        following = f"&after={answer.json()['next']['after']}"
+        following = f"&after={quote(answer.json()['next']['after'])}"
     first, last, some, none, odd = call(
         get("/schedules?limit=4"),
-        get("/schedules?limit=4&after=report-0"),
+        get("/schedules?limit=4&after=report-0+"),
         get("/schedules?q=REPORT"),
         get("/schedules?q=nothing"),
         get("/schedules?limit=0"),
@@ -126,7 +127,7 @@ def test_schedules_come_in_pages_and_can_be_looked_for(call: Call, db: Db) -> No
     assert seen == [names[:4], names[4:]]
     assert "report-0" in first.text
     assert "report-1" not in first.text
-    assert 'href="?limit=4&amp;after=report-0"' in first.text
+    assert 'href="?limit=4&amp;after=report-0+"' in first.text
     assert "report-1" in last.text
     assert "report-0" not in last.text
     assert "after=" not in last.text
