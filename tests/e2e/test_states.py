@@ -205,6 +205,7 @@ def test_a_change_is_seen_before_the_next_beat(workplace: Workplace, db: Db) -> 
     )
     gate = office.gate("at-once")
     eventually(lambda: db.execute("SELECT FROM horsies_workers WHERE waiting").rowcount, what="it waiting")
+    _until_snapshot(db)  # which comes with the first beat
     beats = "SELECT last_beat_at FROM horsies_workers"
     beat = db.execute(beats).fetchone()
 
