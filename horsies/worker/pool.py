@@ -497,9 +497,14 @@ class ChildPool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         is_serial = self.shape.kind is ChildKind.SERIAL
-        _, pipe = await self._loop.create_connection(
-            lambda: Pipe(ours, is_serial, self.received, self.closed), sock=ours
-        )
+        try:
+            _, pipe = await self._loop.create_connection(
+                lambda: Pipe(ours, is_serial, self.received, self.closed), sock=ours
+            )
+        except BaseException:  # such as the pool's end
+            ours.close()
+            theirs.close()
+            raise
         assert pipe.child is not None
         if self._launcher.launch(theirs, self.shape.kind):
             self._starting.add(pipe.child)

@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 from tests.browser import scene
 from tests.browser.shop import SOURCE
 from tests.browser.viewer import Viewer, browses
+from tests.support.waiting import eventually
 from tests.support.workers import Workplace
 
 Watch = Callable[..., Viewer]
@@ -72,7 +73,10 @@ def test_what_tasks_carry_is_shown_and_never_run(serve: Serve, watch: Watch, dat
 
     viewer.open(f"/tasks/{scene.HUGE_ID}")
     page.get_by_role("link", name="show all").click()
-    page.wait_for_function("document.querySelector('pre[data-part=kwargs]').textContent.length > 200000")
+    length = "document.querySelector('pre[data-part=kwargs]').textContent.length"
+    eventually(
+        lambda: page.evaluate(length) > 200_000, what="all of it"
+    )  # the page itself may not evaluate text
     viewer.open(f"/tasks/{scene.BINARY_ID}")
     expect(page.locator("pre[data-part=result]")).to_contain_text("\ufffd")
 

@@ -58,6 +58,11 @@ def make_app(database_url: str) -> Iterator[Callable[..., Horsies]]:
 @pytest.fixture(scope="module")
 def quiet_url(server_url: str, template: str) -> Iterator[str]:
     """One database for a module whose tests store nothing."""
+    yield from quiet_database(server_url, template)
+
+
+def quiet_database(server_url: str, template: str) -> Iterator[str]:
+    """A database in which everything must be in order at the end."""
     name = f"quiet_{uuid4().hex}"
     with psycopg.connect(server_url, autocommit=True) as admin:
         admin.execute(

@@ -16,6 +16,7 @@ from psycopg import AsyncClientCursor
 from horsies import PostgresConfig
 from horsies.storage.database import connect_worker
 from horsies.storage.statements import statements
+from tests.pg.conftest import quiet_database
 
 PENDING, RUNNING, DAYS = 20_000, 50, 4
 WORKER = UUID(int=1)
@@ -145,20 +146,16 @@ def test_no_plan_walks_the_live_table_whatever_was_known_of_it(
 
 
 @pytest.fixture(scope="module")
-def bloated_url(quiet_url: str) -> Iterator[str]:
+def bloated_url(server_url: str, template: str) -> Iterator[str]:
     """A database whose live table is empty and full of dead rows, which an old snapshot keeps from being taken away."""
-    with (
-        psycopg.connect(quiet_url, autocommit=True) as connection,
-        psycopg.connect(quiet_url, autocommit=True) as reader,
-    ):
-        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        reader.execute("SELECT count(*) FROM horsies_tasks")
-        connection.execute(_SEND, (PENDING,))
-        connection.execute("DELETE FROM horsies_tasks_live")
-        connection.execute("VACUUM ANALYZE horsies_tasks_live")
-        yield quiet_url
-        reader.execute("ROLLBACK")
-        connection.execute("TRUNCATE horsies_tasks")
+    for url in quiet_database(server_url, template):
+        with psycopg.connect(url, autocommit=True) as connection, psycopg.connect(url) as reader:
+            reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            reader.execute("SELECT count(*) FROM horsies_tasks")
+            connection.execute(_SEND, (PENDING,))
+            connection.execute("DELETE FROM horsies_tasks_live")
+            connection.execute("VACUUM ANALYZE horsies_tasks_live")
+            yield url
 
 
 @pytest.mark.parametrize(("noun", "verb"), [*CLAIMS, *BY_KEY])
