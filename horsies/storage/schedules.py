@@ -180,13 +180,16 @@ async def delete(connection: Connection, name: str) -> bool:
     return bool(await _fetch(connection, "delete", {"name": name}))
 
 
-async def listing(connection: Connection, name: str | None = None) -> list[Listed]:
-    return [Listed._make(_in_utc(row)) for row in await _fetch(connection, "list", {"name": name})]
-
-
-async def page(connection: Connection, q: str | None, after: str, limit: int) -> list[Listed]:
-    """So many of those after a name whose names have some words in them."""
-    rows = await _fetch(connection, "page", {"q": q, "after": after, "limit": limit})
+async def listing(
+    connection: Connection,
+    name: str | None = None,
+    *,
+    q: str | None = None,
+    after: str = "",
+    limit: int | None = None,
+) -> list[Listed]:
+    """One of them, or those after a name whose names have `q` in them, so many or all."""
+    rows = await _fetch(connection, "list", {"name": name, "q": q, "after": after, "limit": limit})
     return [Listed._make(_in_utc(row)) for row in rows]
 
 

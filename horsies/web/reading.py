@@ -228,7 +228,8 @@ class Reading:
 
     async def schedules(self, q: str | None, after: str, limit: int) -> list[Schedule]:
         async def ask(connection: Connection) -> list[Schedule]:
-            return [_described(row) for row in await schedules.page(connection, q, after, limit)]
+            found = await schedules.listing(connection, q=q, after=after, limit=limit)
+            return [_described(row) for row in found]
 
         return await self._desk.read(("schedules", q, after, limit), SOON, ask)
 

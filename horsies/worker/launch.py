@@ -175,10 +175,10 @@ class SpawnLauncher:
 
     async def exit_status(self, pid: int, seconds: float) -> int | None:
         process = self._processes.get(pid)
+        if process is None:
+            return None  # we are closed, and all have ended
         deadline = time.monotonic() + seconds
-        while (
-            process is not None and time.monotonic() < deadline
-        ):  # without one we are closed, and all have ended
+        while time.monotonic() < deadline:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # noqa: ASYNC222  it does not wait
                 kill_group(pid)  # while the unreaped pid cannot be anyone else's
                 code = process.wait()

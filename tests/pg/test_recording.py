@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -50,22 +51,25 @@ async def worker_connection(url: str) -> Connection:
     return await connect_worker(PostgresConfig(database_url=url), "horsies-heartbeat")
 
 
+async def beat(url: str, meanwhile: Callable[[Connection], object]) -> float:
+    """Renew, and write the record in the same transaction; gives back how soon the next one is due."""
+    keeper = snapshots(url, Meter())
+    async with await worker_connection(url) as connection:
+        record = await taken(keeper)
+        async with connection.transaction():
+            await connection.execute(RENEW)
+            meanwhile(connection)
+            await keeper.write(connection, record)
+    return keeper.pause()
+
+
 def test_a_record_that_is_refused_leaves_the_beat_as_it_was_and_is_due_again_soon(
     database_url: str, db: Db
 ) -> None:
     db.execute(REGISTER, (WORKER,))
     db.execute("ALTER TABLE horsies_worker_states ADD CONSTRAINT refused CHECK (pid > 1) NOT VALID")
 
-    async def beat() -> float:
-        keeper = snapshots(database_url, Meter())
-        async with await worker_connection(database_url) as connection:
-            record = await taken(keeper)
-            async with connection.transaction():
-                await connection.execute(RENEW)
-                await keeper.write(connection, record)
-        return keeper.pause()
-
-    assert asyncio.run(beat()) <= 2
+    assert asyncio.run(beat(database_url, lambda _: None)) <= 2
     assert db.execute("SELECT FROM horsies_workers WHERE lease_expires_at > now()").rowcount == 1
     assert db.execute("SELECT FROM horsies_worker_states").rowcount == 0
 
@@ -75,17 +79,11 @@ def test_a_beat_whose_connection_is_lost_with_the_record_is_not_taken_for_done(
 ) -> None:
     db.execute(REGISTER, (WORKER,))
 
-    async def beat() -> None:
-        keeper = snapshots(database_url, Meter())
-        async with await worker_connection(database_url) as connection:
-            record = await taken(keeper)
-            async with connection.transaction():
-                await connection.execute(RENEW)
-                db.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
-                await keeper.write(connection, record)
+    def cut(connection: Connection) -> None:
+        db.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
 
     with pytest.raises(TRANSIENT):
-        asyncio.run(beat())
+        asyncio.run(beat(database_url, cut))
     assert db.execute("SELECT FROM horsies_workers WHERE lease_expires_at > now()").rowcount == 0
 
 

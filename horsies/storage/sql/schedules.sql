@@ -124,17 +124,11 @@ DELETE FROM horsies_schedule_state WHERE schedule_name = %(name)s
 RETURNING pg_notify('horsies_schedules', schedule_name);
 
 -- name: list
+-- One of them, or those after a name whose names have some words in them, so many or all.
 SELECT schedule_name, source, definition, enabled, paused_at, next_run_at, last_run_at, last_task_id, run_count,
        skip_count, error, error_at
   FROM horsies_schedule_state
- WHERE %(name)s::text IS NULL OR schedule_name = %(name)s
- ORDER BY schedule_name;
-
--- name: page
--- Those after a name whose names have some words in them.
-SELECT schedule_name, source, definition, enabled, paused_at, next_run_at, last_run_at, last_task_id, run_count,
-       skip_count, error, error_at
-  FROM horsies_schedule_state
- WHERE schedule_name > %(after)s AND (%(q)s::text IS NULL OR strpos(lower(schedule_name), lower(%(q)s)) > 0)
+ WHERE (%(name)s::text IS NULL OR schedule_name = %(name)s) AND schedule_name > %(after)s
+   AND (%(q)s::text IS NULL OR strpos(lower(schedule_name), lower(%(q)s)) > 0)
  ORDER BY schedule_name
- LIMIT %(limit)s;
+ LIMIT %(limit)s::bigint;
