@@ -12,6 +12,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # The whole suite but the fault drills, which take long: make faults. The longest tests come first.
 TESTS ?= tests/docs tests/unit tests/pg tests/model tests/e2e tests/cli tests/embedded tests/integrations tests/testing tests/web \
 	tests/browser tests/faults/test_checker.py
+# The major versions that `make servers` fetches; all that are pinned if empty.
+SERVERS ?=
+# What depends most on other packages, for `make lowest`. Old packages warn of what newer ones have deprecated.
+LOWEST_TESTS ?= -W ignore::DeprecationWarning tests/unit tests/pg/test_sending.py tests/e2e/test_one_task.py tests/cli/test_dev.py tests/web \
+	tests/integrations
+# Set by `make lowest`: a file that holds each dependency at its lower bound.
+CONSTRAINTS ?=
 # What `python -m bench` is told, such as --quick.
 BENCH ?=
 # How long a soak lasts.
@@ -20,12 +27,17 @@ SOAK_MINUTES ?= 60
 FAULTS_SCALE ?= 3
 FAULTS_SENDS ?= 1000000
 
-.PHONY: help demo test lint types docs bench faults soak clean
+# Servers with the packaged 100 connections cannot carry six test processes.
+TEST_PROCESSES ?= $(if $(filter-out embedded 13 14 16 17,$(HORSIES_TEST_SERVER)),4,6)
+
+.PHONY: help demo test servers lowest lint types docs bench faults soak clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    see tasks succeed, fail, retry, run late, time out, crash and expire'
-	@echo 'make test    run the whole test suite on a PostgreSQL of its own'
+	@echo 'make test    run the whole test suite on a PostgreSQL of its own, or on HORSIES_TEST_SERVER'
+	@echo 'make servers fetch PostgreSQL 13, 14, 16 and 17; then HORSIES_TEST_SERVER=13 make test'
+	@echo 'make lowest  test with the lowest versions of all dependencies, in an environment of its own'
 	@echo 'make lint    style and import rules'
 	@echo 'make types   type check, of the code and of what users see of it'
 	@echo 'make docs    build the site into build/site; fails on a link that leads nowhere'
@@ -38,7 +50,15 @@ demo: $(VENV)/.runs
 	$(BIN)/horsies demo --once
 
 test: $(VENV)/.develops
-	$(BIN)/pytest -n 6 $(TESTS)
+	$(BIN)/pytest -n $(TEST_PROCESSES) $(TESTS)
+
+servers: $(VENV)/.develops
+	$(BIN)/python -m tests.support.fetch $(SERVERS)
+
+lowest:
+	@$(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/bin/python
+	.venv-lowest/bin/python tests/lowest.py >.venv-lowest/constraints.txt
+	@$(MAKE) --no-print-directory test VENV=.venv-lowest CONSTRAINTS=.venv-lowest/constraints.txt TESTS='$(LOWEST_TESTS)'
 
 lint: $(VENV)/.develops
 	$(BIN)/ruff check
@@ -66,7 +86,7 @@ soak: $(VENV)/.develops
 	$(BIN)/python -m tests.faults --soak $(SOAK_MINUTES)
 
 clean:
-	rm -rf .venv .venv-3.* .bench build dist *.egg-info
+	rm -rf .venv .venv-3.* .venv-lowest .servers .bench build dist *.egg-info
 	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -76,8 +96,9 @@ $(VENV)/.runs: pyproject.toml | $(BIN)/python
 	$(call install,-e '.[local]')
 	@touch $@
 
+# The test client of older Starlettes needs httpx.
 $(VENV)/.develops: pyproject.toml | $(BIN)/python
-	$(call install,-e '.[local]' --group dev)
+	$(call install,-e '.[local]' --group dev $(if $(CONSTRAINTS),httpx --constraint $(CONSTRAINTS)))
 	@touch $@ $(VENV)/.runs
 
 $(VENV)/.documents: $(VENV)/.develops

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bench import (
     baseline,
+    beside,
     children,
     dashboard,
     growth,
@@ -36,7 +37,8 @@ from bench.report import Report, Row
 from bench.scale import EVERYTHING, GROUPS, QUICK, Scale
 from bench.variants import capped, looping, narrow
 from horsies.config import PostgresConfig
-from horsies.storage.migrate import migrate
+from horsies.db.migrations import migrate
+from tests.support.servers import ServerUnavailable
 
 RESULTS = Path(__file__).parent / "results"
 Measure = Callable[[Bench, Scale], Iterator[Figure]]
@@ -78,7 +80,10 @@ def main() -> None:
             for written in act(reports.load(path)):
                 console.print(f"wrote {written}", highlight=False)
             return
-    report = _run(options, console)
+    try:
+        report = _run(options, console)
+    except ServerUnavailable as error:
+        sys.exit(f"error: {error}")
     path = options.json or RESULTS / f"{report.at.replace(':', '')}.json"
     reports.save(report, path)
     console.print(reports.figures_table(report.figures))
@@ -86,6 +91,8 @@ def main() -> None:
         console.print(reports.peers_table(report.peers))
     if options.quick:
         console.print(baseline.table(report))
+    if options.beside is not None:
+        console.print(beside.table(report, reports.load(options.beside)))
     console.print(f"kept in {path}", highlight=False)
 
 
@@ -96,6 +103,12 @@ def _options() -> argparse.Namespace:
     names = [peer.short_name for peer in PEERS]
     parser.add_argument("--peer", choices=sorted(set(names)), help="of the peers, this one")
     parser.add_argument("--repeat", type=int, help="how often each group is measured")
+    parser.add_argument(
+        "--server",
+        default="embedded",
+        help="embedded, system (Debian's as packaged), a major version that `make servers` fetched, or a URL",
+    )
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="print what a file holds beside this run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
     for name, what in (
         ("plots", "draw what a file holds into docs/performance/"),
@@ -115,7 +128,7 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
     def say(what: str) -> None:
         console.print(f"{time.monotonic() - began:5.0f} s  {what}", style="dim", highlight=False)
 
-    with bench_database() as bench:
+    with bench_database(options.server) as bench:
         os.environ["HORSIES_DATABASE_URL"] = bench.url
         asyncio.run(migrate(PostgresConfig(database_url=bench.url)))
         facts, settings = reports.machine(bench), reports.settings(bench)
@@ -139,6 +152,7 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
         seconds=time.monotonic() - began,
         machine=facts,
         settings=settings,
+        server="given" if "://" in options.server else options.server,  # a URL may hold a password
         load=load,
         figures=figures,
         peers=gathered(measured),

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from bench.report import Report
+from bench.report import Report, named_figures
 
 PATH = Path(__file__).parent / "baseline.json"
 # Short runs on a shared machine differ by this much from one to the next.
@@ -27,16 +27,9 @@ class Baseline:
 
 
 def ratios(report: Report) -> dict[str, float]:
-    """By group and name; a name that comes again has the one above it in front, as «a claim …: with a cap on each»."""
-    found: dict[str, float] = {}
-    above = ""
-    for figure in report.figures:
-        is_part = figure.what.startswith(" ")
-        above = above if is_part else figure.what
-        name = f"{above}: {figure.what.strip()}" if is_part else figure.what
-        if figure.ratio is not None:
-            found[f"{figure.group}: {name}"] = round(figure.ratio, 3)
-    return found
+    """Return the ratios by group and name."""
+    named = named_figures(report)
+    return {name: round(figure.ratio, 3) for name, figure in named if figure.ratio is not None}
 
 
 def write(report: Report) -> list[Path]:

@@ -20,10 +20,10 @@ from bench.figures import Figure
 from bench.harness import Bench
 from bench.variants import CAP, capped_noop, capped_span, narrow_span, rest
 from horsies.config import CustomQueueConfig, PostgresConfig
-from horsies.storage import tasks, workers
-from horsies.storage.database import Connection, connect_worker
-from horsies.storage.tasks import Completed, Room
-from horsies.storage.workers import Registration
+from horsies.db.connection import Connection, connect_worker
+from horsies.db.queries import tasks, workers
+from horsies.db.queries.tasks import Completed, PoolRoom
+from horsies.db.queries.workers import Registration
 from horsies.worker.claim import Caps, Claimer, Owner
 
 LOOPING, CAPPED, NARROW = "bench.variants:looping", "bench.variants:capped", "bench.variants:narrow"
@@ -210,7 +210,7 @@ class _ManyQueues:
         self._owner = Owner(uuid4(), "bench", "bench", 600.0)
         self._claimer = Claimer(queues, {False: 0, True: 0}, max_claim_batch=1)
         self._caps = Caps(None, queues)
-        self._room = Room(0, QUEUES, QUEUES, [1] * QUEUES)
+        self._room = PoolRoom(0, QUEUES, QUEUES, [1] * QUEUES)
         self._completed: list[Completed] = []
 
     async def prepare(self, connection: Connection, tasks_each: int) -> None:
@@ -229,9 +229,9 @@ class _ManyQueues:
     async def claim(self, connection: Connection) -> float:
         """How long it took."""
         began = time.monotonic()
-        caps = self._caps.ask([])
-        ask = self._claimer.ask(self._owner, [self._room], QUEUES, caps, began)
-        _, claimed = await tasks.exchange(connection, self._completed, ask)
+        caps = self._caps.request([])
+        ask = self._claimer.request(self._owner, [self._room], QUEUES, caps, began)
+        _, claimed = await tasks.settle_and_claim(connection, self._completed, ask)
         ended = time.monotonic()
         self._caps.claimed(caps, claimed)
         self._claimer.claimed(claimed, ended - began, ended)

@@ -12,8 +12,8 @@ import httpx2 as httpx
 from bench.figures import Figure, at_most
 from bench.harness import Bench
 from horsies.config import PostgresConfig
-from horsies.storage.database import connect
-from horsies.storage.rollups import roll
+from horsies.db.connection import connect
+from horsies.db.queries.retention import roll_up
 from horsies.web import create_dashboard
 
 PATHS = (
@@ -69,7 +69,7 @@ def dashboard(bench: Bench, kept: int, seconds: float) -> Iterator[Figure]:
 
 async def _count(url: str) -> None:
     async with await connect(PostgresConfig(database_url=url)) as connection:
-        await roll(connection)
+        await roll_up(connection)
 
 
 async def _paint(url: str, path: str) -> list[float]:

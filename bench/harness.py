@@ -1,4 +1,4 @@
-"""A server with fsync on, a database of the run's own, workers as users start them, and the server's own counters."""
+"""A server, a database of the run's own, workers as users start them, and the server's own counters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 
-from horsies import embedded
+from tests.support import servers
 
 ROOT = Path(__file__).parent.parent
-# Safe settings, and room enough for no checkpoint to fall into a short measurement.
+# Of servers that the run starts: safe settings, and room enough for no checkpoint to fall into a short measurement.
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB", "max_connections": "300"}
 
 
@@ -103,22 +104,31 @@ class Bench:
 
 
 @contextmanager
-def bench_database() -> Generator[Bench]:
-    """The database that HORSIES_BENCH_URL names (its horsies tables are emptied), or a server of the run's own."""
-    given = os.environ.get("HORSIES_BENCH_URL")
-    if given is not None:
-        yield Bench(given)
-        return
+def bench_database(server: str) -> Generator[Bench]:
+    """Yield a database of the run's own on a server as `tests.support.servers` names them; it is dropped in the end."""
     with tempfile.TemporaryDirectory(prefix="horsies-bench-") as folder:
         home = Path(folder)
+        home.chmod(0o711)  # so that the server's user can enter
+        url = servers.acquire(server, home, SETTINGS)
         try:
-            yield Bench(embedded.ensure(home, settings=SETTINGS, announce=_quiet).url)
+            with _new_database(url) as bench:
+                yield bench
         finally:
-            embedded.stop(home, remove=True)
+            servers.release(server, home)
 
 
-def _quiet(_message: str) -> None:
-    """The run says by itself where it measures."""
+@contextmanager
+def _new_database(server_url: str) -> Generator[Bench]:
+    name = f"bench_{uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+    bench = Bench(servers.named(server_url, name))
+    try:
+        yield bench
+    finally:
+        bench.session.close()
+        with psycopg.connect(server_url, autocommit=True) as admin:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 def rate(count: int, work: Callable[[], object]) -> float:

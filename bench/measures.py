@@ -17,7 +17,7 @@ from bench import sql_only
 from bench.app import moment, noop
 from bench.figures import Figure, at_least
 from bench.harness import Bench, rate
-from horsies.storage.ids import new_ids
+from horsies.db.ids import new_ids
 
 PRODUCERS = 16
 

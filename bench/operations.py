@@ -1,4 +1,4 @@
-"""What operators do, and what it costs everyone else: events, a suspension, a requeue, retention."""
+"""What operators do, and what it costs everyone else: events, a pause, a retry, retention."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from bench.figures import Figure, at_least, at_most
 from bench.growth import PREFETCH, fill
 from bench.harness import ROOT, Bench
 from horsies.config import PostgresConfig, RetentionConfig
-from horsies.storage import operations as acts
-from horsies.storage.database import Connection, connect
-from horsies.worker.janitor import sweep
+from horsies.db.connection import Connection, connect
+from horsies.db.queries import operations as acts
+from horsies.worker.retention import sweep
 
 WORKERS = 3
 # A light load: so often a task is sent.
@@ -82,7 +82,7 @@ def _suspension(bench: Bench) -> Iterator[Figure]:
         )
         asyncio.run(_act(bench, acts.resume))
     yield Figure(
-        f"suspend, {WORKERS} busy workers: the last claim after it",
+        f"pause, {WORKERS} busy workers: the last claim after it",
         1000 * float(seconds),
         "ms",
         target="≤ 1,000",
@@ -101,14 +101,14 @@ def _requeue(bench: Bench, count: int) -> Iterator[Figure]:
     bench.session.execute("VACUUM ANALYZE horsies_tasks")
     began = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "horsies", "requeue", "--all"],
+        [sys.executable, "-m", "horsies", "retry", "--all"],
         cwd=ROOT,
         env={**os.environ, "HORSIES_DATABASE_URL": bench.url},
         stdout=subprocess.DEVNULL,
         check=True,
     )
     seconds = time.perf_counter() - began
-    yield Figure(f"requeue --all, {count:,} failed tasks", seconds, "s", target="≤ 30", met=seconds <= 30)
+    yield Figure(f"retry --all, {count:,} failed tasks", seconds, "s", target="≤ 30", met=seconds <= 30)
 
 
 def _retention(bench: Bench, count: int) -> Iterator[Figure]:

@@ -25,6 +25,7 @@ _SETTINGS = (
     "max_wal_size",
     "max_connections",
     "wal_level",
+    "jit",
 )
 COLUMNS = {
     "send": "send/s",
@@ -62,6 +63,7 @@ class Report:
     seconds: float
     machine: dict[str, str]
     settings: dict[str, str]
+    server: str = "embedded"
     load: list[float]
     figures: list[Figure]
     peers: list[Row]
@@ -92,6 +94,18 @@ def settings(bench: Bench) -> dict[str, str]:
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def named_figures(report: Report) -> list[tuple[str, Figure]]:
+    """Return the figures by group and name. A part has the name above it in front, as «a claim …: with a cap on each»."""
+    named: list[tuple[str, Figure]] = []
+    above = ""
+    for figure in report.figures:
+        is_part = figure.what.startswith(" ")
+        above = above if is_part else figure.what
+        name = f"{above}: {figure.what.strip()}" if is_part else figure.what
+        named.append((f"{figure.group}: {name}", figure))
+    return named
 
 
 def save(report: Report, path: Path) -> None:

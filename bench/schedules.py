@@ -17,8 +17,8 @@ import psycopg
 from bench.figures import Figure
 from bench.harness import ROOT, Bench
 from horsies import CronSchedule, HourlySchedule, IntervalSchedule, SchedulePattern, TaskSchedule
-from horsies.schedule.definition import config_hash, write
-from horsies.schedule.slots import next_run
+from horsies.schedule.model import config_hash, encode_definition
+from horsies.schedule.occurrences import next_run
 
 SCHEDULES = 10_000
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata")
@@ -72,7 +72,9 @@ def _fill(bench: Bench, patterns: Sequence[SchedulePattern]) -> None:
             schedule = TaskSchedule(name=f"s{number}", task_name="noop", pattern=pattern, timezone=zone)
             spread = timedelta(seconds=number % 60) if isinstance(pattern, IntervalSchedule) else timedelta(0)
             slot = next_run(pattern, zone, now + spread)
-            copy.write_row((schedule.name, write(schedule, b'{"x":1}'), config_hash(schedule), slot))
+            copy.write_row(
+                (schedule.name, encode_definition(schedule, b'{"x":1}'), config_hash(schedule), slot)
+            )
     bench.session.execute("VACUUM ANALYZE horsies_schedule_state")
 
 

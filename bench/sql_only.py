@@ -8,12 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from uuid import uuid4
 
+from psycopg import errors
+
 from bench.harness import Bench
 from horsies.config import AppConfig, PostgresConfig
-from horsies.storage import tasks, workers
-from horsies.storage.database import connect_worker
-from horsies.storage.tasks import Completed, Room
-from horsies.storage.workers import Rules
+from horsies.db.connection import connect_worker
+from horsies.db.queries import tasks, workers
+from horsies.db.queries.tasks import Completed, PoolRoom
+from horsies.db.queries.workers import Rules
 from horsies.worker.claim import Claimer, Owner
 
 BATCH = 200
@@ -56,16 +58,19 @@ async def _claims(config: PostgresConfig, count: int) -> tuple[float, float]:
 
 async def _exchanges(config: PostgresConfig, batch: int) -> AsyncGenerator[tuple[int, float]]:
     """Claim as many until there are none, ending what the last claim gave: how many were ended, in how long."""
-    claimer = Claimer(AppConfig().queues, {False: 0, True: 0}, 0)
-    room = Room(0, batch, batch, [1] * batch)
+    claimer = Claimer(AppConfig().all_queues, {False: 0, True: 0}, 0)
+    room = PoolRoom(0, batch, batch, [1] * batch)
     owner = Owner(uuid4(), "bench", "bench", 60.0)
     async with await connect_worker(config, "bench") as connection:
         completed: list[Completed] = []
         while True:
             now = time.monotonic()
-            ended, claimed = await tasks.exchange(
-                connection, completed, claimer.ask(owner, [room], batch, [], now)
-            )
+            try:
+                ended, claimed = await tasks.settle_and_claim(
+                    connection, completed, claimer.request(owner, [room], batch, [], now)
+                )
+            except errors.SerializationFailure:
+                continue  # a row was moved to history while we locked it: a worker asks again, too
             took = time.monotonic() - now
             claimer.claimed(claimed, took, now + took)
             completed = [Completed(task.id, task.claim_seq, '{"ok":1}') for task in claimed]

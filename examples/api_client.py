@@ -1,4 +1,4 @@
-"""Calls to an API that allows so many a second and is busy now and then: a rate for the whole cluster, and retries.
+"""Call an API that limits its requests and is busy now and then: a rate limit for the whole cluster, and retries.
 
 $ python examples/api_client.py
 """
@@ -29,7 +29,7 @@ calls = 8
     timeout_ms=10_000,
 )
 def price(base: str, article: int) -> TaskResult[int, TaskError]:
-    """One call. Waiting for its turn, or for a retry, it holds no process."""
+    """Fetch one price. A task that waits for the rate limit or for a retry occupies no process."""
     try:
         with urllib.request.urlopen(f"{base}/prices/{article}", timeout=5) as answer:  # noqa: S310  our own address
             return TaskResult(ok=int(answer.read()))
@@ -39,19 +39,19 @@ def price(base: str, article: int) -> TaskResult[int, TaskError]:
 
 
 class Api(BaseHTTPRequestHandler):
-    """Knows prices, and is busy when it is asked for the third article the first time."""
+    """Returns prices; the first request for article 3 is answered with 503."""
 
-    asked: ClassVar[Counter[str]] = Counter()
+    requests: ClassVar[Counter[str]] = Counter()
 
     def do_GET(self) -> None:
-        self.asked[self.path] += 1
-        busy = self.path.endswith("/3") and self.asked[self.path] == 1
+        self.requests[self.path] += 1
+        busy = self.path.endswith("/3") and self.requests[self.path] == 1
         self.send_response(503 if busy else 200)
         self.end_headers()
         self.wfile.write(b"" if busy else str(int(self.path.rpartition("/")[2]) * 100).encode())
 
     def log_message(self, *_: object) -> None:
-        """Not a word."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def main() -> None:
     with api() as base, worker(__file__):
         handles = price.send_many([(base, article) for article in range(1, calls + 1)]).unwrap()
         prices = [handle.get(timeout_ms=60_000).unwrap() for handle in handles]
-    print(f"{len(prices)} prices, {sum(prices)} in all, {sum(Api.asked.values())} calls")
+    print(f"{len(prices)} prices, {sum(prices)} in all, {sum(Api.requests.values())} calls")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Extract, transform, load: a list is read, each of its items becomes a task, and what comes of them is put together.
+"""Extract, transform, load: read a list, run a task for each of its items, and combine the results.
 
 $ python examples/etl.py
 """
@@ -16,7 +16,7 @@ app = Horsies()
 
 @dataclass(frozen=True)
 class Sale:
-    """A line of a file, read."""
+    """A parsed line."""
 
     shop: str
     cents: int
@@ -24,20 +24,20 @@ class Sale:
 
 @app.task("etl.extract")
 def extract(day: str) -> TaskResult[list[str], TaskError]:
-    """The lines of a day's file; a real one would fetch it."""
+    """Return the lines of a day's file; a real task would download it."""
     return TaskResult(ok=[f"{day};shop {number % 3};{number * 125}" for number in range(1, 13)])
 
 
 @app.task("etl.transform", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["TASK_EXCEPTION"]))
 def transform(line: str) -> TaskResult[Sale, TaskError]:
-    """Side by side, in as many processes as there are."""
+    """Parse one line; the worker runs these tasks in parallel."""
     _day, shop, cents = line.split(";")
     return TaskResult(ok=Sale(shop, int(cents)))
 
 
 @app.task("etl.load")
 def load(sales: TaskResult[list[Sale], TaskError]) -> TaskResult[dict[str, int], TaskError]:
-    """Only when every line was read."""
+    """Add up the sales; this runs after every line was parsed."""
     totals: dict[str, int] = {}
     for sale in sales.unwrap():
         totals[sale.shop] = totals.get(sale.shop, 0) + sale.cents

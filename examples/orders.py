@@ -1,4 +1,4 @@
-"""An order from the cart to the door: a typed workflow with a join, a fallback, a person and a part of its own.
+"""Process an order: a typed workflow with a join, a fallback, an approval by a person and a sub-workflow.
 
 $ horsies worker examples/orders.py:app
 $ python examples/orders.py
@@ -41,7 +41,7 @@ class Parcel:
 
 @app.task("orders.lines")
 def lines_of(order: int) -> TaskResult[list[Line], TaskError]:
-    """What was ordered; a real one would ask the shop."""
+    """Return the lines of an order; a real task would read them from the shop's database."""
     return TaskResult(ok=[Line(f"book {order}", Decimal("12.50")), Line(f"pen {order}", Decimal("2.25"))])
 
 
@@ -58,7 +58,7 @@ def total(lines: TaskResult[list[Line], TaskError]) -> TaskResult[Decimal, TaskE
 @app.task("orders.charge")
 def charge(amount: TaskResult[Decimal, TaskError], card: str) -> TaskResult[str, TaskError]:
     if not card.startswith("4"):
-        return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank said no"))
+        return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank declined the card"))
     return TaskResult(ok=f"charged {amount.unwrap()}")
 
 
@@ -80,7 +80,7 @@ def report(workflow_ctx: WorkflowContext | None = None) -> TaskResult[str, TaskE
 
 
 class Delivery(WorkflowDefinition[str]):
-    """What happens in the warehouse."""
+    """Reserve the articles, pack them and report the parcel."""
 
     name = "delivery"
     definition_key = "examples.delivery.v1"
@@ -88,15 +88,15 @@ class Delivery(WorkflowDefinition[str]):
     lines = lines_of.node()(order=1)
     reserved = map_node(reserve, over=lines)
     packed = pack.node()(articles=from_node(reserved))
-    told = report.node(waits_for=[packed], workflow_ctx_from=[packed])()
+    reported = report.node(waits_for=[packed], workflow_ctx_from=[packed])()
 
     class Meta:
-        output = "told"
+        output = "reported"
 
 
 @app.workflow_builder(cases=[{"order": 1, "card": "4242"}])
 def order_workflow(order: int, card: str) -> WorkflowSpec[str]:
-    """Charge the card, or send an invoice when that fails; ship when somebody has approved."""
+    """Charge the card, or send an invoice if that fails; ship after the approval."""
     lines = lines_of.node(node_id="lines")(order=order)
     amount = total.node(node_id="amount")(lines=from_node(lines))
     paid = charge.node(node_id="paid")(amount=from_node(amount), card=card)

@@ -1,4 +1,4 @@
-"""A report every night at three, in the shop's own time zone; here it is also run once at once.
+"""Run a report every night at three in the time zone of the shop; this example also runs it once at once.
 
 $ python examples/reports.py
 """
@@ -39,10 +39,10 @@ def sales(shop: str) -> TaskResult[str, TaskError]:
 
 def main() -> None:
     with worker(__file__, "--with-scheduler"):
-        # The scheduler in the worker has written the schedule down when it knows its next slot.
-        while not (known := app.schedules.get("nightly-report").unwrap_or(None)):
+        # The scheduler in the worker stores the schedule with its next run when it starts.
+        while not (stored := app.schedules.get("nightly-report").unwrap_or(None)):
             sleep(0.1)
-        print(f"next at {known.next_run_at:%H:%M} UTC")
+        print(f"next at {stored.next_run_at:%H:%M} UTC")
         print(app.schedules.run_now("nightly-report").unwrap().get(timeout_ms=60_000).unwrap())
 
 

@@ -1,4 +1,4 @@
-"""A worker for as long as an example takes, so that one command shows everything."""
+"""Run a worker during an example, so that one command is enough."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def worker(file: str, *flags: str) -> Generator[None]:
-    """What `horsies worker examples/….py:app` in another terminal would do."""
-    command = [sys.executable, "-m", "horsies", "worker", f"{file}:app", "--loglevel", "WARNING", *flags]
+    """Run `horsies worker examples/….py:app` in the background."""
+    command = [sys.executable, "-m", "horsies", "worker", f"{file}:app", "--loglevel", "ERROR", *flags]
     process = subprocess.Popen([*command, "--processes", "2"])
     try:
         yield

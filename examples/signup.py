@@ -1,4 +1,4 @@
-"""A web app that sends mail in the background: who signs up is stored, and the mail is sent, or neither.
+"""A web app that sends mail in the background: the customer and the mail are stored in one transaction.
 
 $ python examples/signup.py            signs one person up, and shows the mail
 $ uvicorn --app-dir examples signup:web   serves it; run `horsies dev examples/signup.py:app` beside it
@@ -25,7 +25,7 @@ from starlette.routing import Route
 from horsies import Horsies, RetryPolicy, TaskError, TaskResult, embedded
 
 app = Horsies()
-MAILS = "EXAMPLE_MAIL_FOLDER"  # where mail is put instead of being sent, if it is set
+MAILS = "EXAMPLE_MAIL_FOLDER"  # if set, mail is written to this folder instead of being sent
 
 
 @app.task(
@@ -46,12 +46,12 @@ def welcome(address: str) -> TaskResult[str, TaskError]:
 
 
 def database() -> psycopg.Connection[tuple[str]]:
-    """The shop's own database, which is where tasks are, too."""
+    """Connect to the shop's database, which also holds the tasks."""
     return psycopg.connect(os.environ.get("HORSIES_DATABASE_URL") or embedded.ensure().url)
 
 
 def sign_up(request: Request) -> JSONResponse:
-    """One transaction: the customer and the task."""
+    """Store the customer and send the task in one transaction."""
     with database() as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS customers (address text PRIMARY KEY)")
         connection.execute("INSERT INTO customers VALUES (%s)", (request.query_params["address"],))
@@ -63,26 +63,26 @@ web = Starlette(routes=[Route("/signup", sign_up, methods=["POST"])])
 
 
 async def post(path: str, query: str) -> Any:
-    """What the web app answers, asked without a server in between."""
-    said: list[Any] = []
+    """Call the web app without a server, and return its status and body."""
+    messages: list[Any] = []
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b""}
 
     async def send(message: Any) -> None:
-        said.append(message)
+        messages.append(message)
 
     scope = {"type": "http", "method": "POST", "path": path, "query_string": query.encode(), "headers": []}
     await web(scope, receive, send)
-    return said[0]["status"], json.loads(said[1]["body"])
+    return messages[0]["status"], json.loads(messages[1]["body"])
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as mails:
         os.environ[MAILS] = mails
         with worker(__file__):
-            # The tables must be there before a transaction writes to them: `horsies migrate`, in a deployment.
-            asyncio.run(app.get_broker().ensure_schema_initialized())
+            # The tables must exist before the first send; in a deployment, run `horsies migrate`.
+            asyncio.run(app.get_broker().ensure_schema_initialized()).unwrap()
             status, answer = asyncio.run(post("/signup", "address=ann@example.org"))
             print(status, app.handle(answer["task"], welcome).get(timeout_ms=60_000).unwrap())
         print(Path(mails, "ann@example.org.eml").read_text().strip().splitlines()[-1])

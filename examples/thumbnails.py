@@ -1,4 +1,4 @@
-"""Work that keeps a CPU busy: pictures are made smaller, each in a process of its own, without any library.
+"""CPU-bound work: make pictures smaller in parallel processes, without any library.
 
 $ python examples/thumbnails.py
 """
@@ -17,7 +17,7 @@ app = Horsies()
 
 @app.task("pictures.shrink", timeout_ms=60_000, idempotent=True)
 def shrink(source: str, target: str, factor: int) -> TaskResult[tuple[int, int], TaskError]:
-    """Average squares of pixels; safe to do twice, so that a lost run is simply run again."""
+    """Average squares of pixels. The task is idempotent, so it runs again if its worker dies."""
     _kind, width, height, _depth, pixels = read_ppm(Path(source))
     small_width, small_height = width // factor, height // factor
     small = bytearray()
@@ -37,7 +37,7 @@ def read_ppm(path: Path) -> tuple[bytes, int, int, int, bytes]:
 
 
 def draw(path: Path, number: int, size: int = 160) -> None:
-    """A picture to shrink."""
+    """Write a picture to shrink."""
     pixels = bytes((x * number) % 256 for _y in range(size) for x in range(size) for _channel in range(3))
     path.write_bytes(b"P6 %d %d 255\n" % (size, size) + pixels)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
+import linecache
 import sys
 import sysconfig
 import traceback
@@ -18,41 +18,36 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, SourceLocation
+from horsies.client import Broker
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, SourceLocation, mask_passwords
 from horsies.registry import TaskRegistry
-from horsies.sending import SUPPRESS
 
-_loading = False
+# How many of the user's lines are named beside the one that failed.
+MAX_NOTES = 8
 
 
 def load_app(locator: str, imports: Sequence[str] = ()) -> TaskRegistry:
-    """The app that a locator names, with its task modules imported, and others if wanted.
+    """Return the app that a locator names, after importing its task modules and those in `imports`.
 
     >>> load_app("myapp.instance:app").list_tasks()
     """
-    global _loading
     target, _, attribute = locator.partition(":")
     if not target:
-        _refuse(locator, "it names no module", "write it as package.module:app or path/to/file.py:app")
-    _make_importable(Path.cwd())
-    # The app is not known before its module is imported, so sends are suppressed for whatever that defines.
-    before = os.environ.get(SUPPRESS)
-    _loading, os.environ[SUPPRESS] = True, "1"
+        _raise_invalid(locator, "it names no module", "write it as package.module:app or path/to/file.py:app")
+    _add_to_path(Path.cwd())
+    # The app is not known before its module is imported, so sends of every app are suppressed meanwhile.
+    before, Broker.app_is_loading = Broker.app_is_loading, True
     try:
-        app = _pick(import_module(target), attribute, locator)
+        app = _find_app(import_module(target), attribute, locator)
         import_modules(app, [*app.task_modules, *imports])
     finally:
-        _loading = False
-        if before is None:
-            del os.environ[SUPPRESS]
-        else:
-            os.environ[SUPPRESS] = before
+        Broker.app_is_loading = before
     return app
 
 
 def refuse_while_loading() -> None:
-    """A module that starts a worker when it is imported would start one in every child, and so on."""
-    if _loading:
+    """Refuse to start a worker while the app is imported: every child would start a worker of its own."""
+    if Broker.app_is_loading:
         raise ConfigurationError(
             "a worker or scheduler is started while the app is imported",
             code=ErrorCode.CONFIG_INVALID_WORKER,
@@ -61,7 +56,7 @@ def refuse_while_loading() -> None:
 
 
 def locate(app: TaskRegistry) -> str | None:
-    """A locator by which another process finds this app; None when no module holds it."""
+    """Return a locator by which another process can load this app; None if no module holds it."""
     holders = [
         (name, module, attribute)
         for name, module in list(sys.modules.items())
@@ -86,6 +81,7 @@ def import_modules(app: TaskRegistry, modules: Sequence[str]) -> None:
 
 @contextmanager
 def suppressed_sends(app: TaskRegistry) -> Generator[None]:
+    """Suppress the sends of an app, and restore the previous state even if the body raises."""
     before = app.are_sends_suppressed()
     app.suppress_sends(True)
     try:
@@ -95,11 +91,11 @@ def suppressed_sends(app: TaskRegistry) -> Generator[None]:
 
 
 def import_module(target: str) -> ModuleType:
-    """Import a dotted module, or a file when the target looks like a path; errors say what is wrong and where."""
+    """Import a dotted module, or a file if the target looks like a path; an error names the line that failed."""
     is_path = target.endswith(".py") or "/" in target or "\\" in target
     if is_path and "/" not in target and target.count(".") > 1 and not Path(target).exists():
         dotted = target.removesuffix(".py")
-        _refuse(
+        _raise_invalid(
             target,
             "it mixes a dotted module with a file name",
             f"write {dotted} or {dotted.replace('.', '/')}.py",
@@ -120,9 +116,9 @@ def import_module(target: str) -> ModuleType:
                 notes=[f"looked in {Path.cwd()} and the rest of sys.path"],
                 help_text="run the command in the folder that holds it, or correct the name",
             ) from error
-        raise _broken(target, error) from error
-    except (Exception, SystemExit) as error:  # any line of the user's module may raise anything
-        raise _broken(target, error) from error
+        raise _import_error(target, error) from error
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        raise _import_error(target, error) from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -138,10 +134,10 @@ def _import_file(path: Path) -> ModuleType:
             notes=[f"looked for {file}"],
             help_text="correct the path; it is relative to the folder that the command runs in",
         )
-    _make_importable(file.parent)
+    _add_to_path(file.parent)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
-        _refuse(str(path), "it is not a Python file", "give a file that ends in .py")
+        _raise_invalid(str(path), "it is not a Python file", "give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     try:
@@ -152,35 +148,28 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _pick(module: ModuleType, attribute: str, locator: str) -> TaskRegistry:
+def _find_app(module: ModuleType, attribute: str, locator: str) -> TaskRegistry:
     apps = {name: value for name, value in vars(module).items() if isinstance(value, TaskRegistry)}
-    if attribute:
-        found = getattr(module, attribute, None)
-        if not isinstance(found, TaskRegistry):
-            what = (
-                f"{attribute!r} is {type(found).__name__}"
-                if hasattr(module, attribute)
-                else f"it has no {attribute!r}"
-            )
-            hint = f"use one of: {', '.join(apps)}" if apps else "define one: app = Horsies()"
-            _refuse(locator, f"{what}, and a Horsies app is needed", hint)
-        return found
-    if len({id(app) for app in apps.values()}) != 1:
-        names = ", ".join(f"{locator}:{name}" for name in apps)
-        _refuse(
-            locator,
-            f"the module has {len(apps) or 'no'} apps",
-            f"use one of: {names}" if apps else "define one: app = Horsies()",
-        )
-    return next(iter(apps.values()))
+    names = list(apps) if attribute else [f"{locator}:{name}" for name in apps]
+    remedy = f"use one of: {', '.join(names)}" if apps else "define one: app = Horsies()"
+    if not attribute:
+        if len({id(app) for app in apps.values()}) != 1:
+            _raise_invalid(locator, f"the module has {len(apps) or 'no'} apps", remedy)
+        return next(iter(apps.values()))
+    found = getattr(module, attribute, None)
+    if not isinstance(found, TaskRegistry):
+        exists = hasattr(module, attribute)
+        what = f"{attribute!r} is {type(found).__name__}" if exists else f"it has no {attribute!r}"
+        _raise_invalid(locator, f"{what}, and a Horsies app is needed", remedy)
+    return found
 
 
-def _make_importable(folder: Path) -> None:
+def _add_to_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
-def _refuse(locator: str, problem: str, remedy: str) -> NoReturn:
+def _raise_invalid(locator: str, problem: str, remedy: str) -> NoReturn:
     raise ConfigurationError(
         f"the locator {locator!r} leads to no app: {problem}",
         code=ErrorCode.WORKER_INVALID_LOCATOR,
@@ -188,24 +177,44 @@ def _refuse(locator: str, problem: str, remedy: str) -> NoReturn:
     )
 
 
-def _broken(target: str, error: BaseException) -> HorsiesError:
-    """A module of the user's that raised: say what and where, without the whole traceback."""
-    where = None
+def _import_error(target: str, error: BaseException) -> HorsiesError:
+    """Return the error for a module that failed to import, with the lines of the user's code that led to it."""
+    lines = _users_lines(target, error)
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
-        where = SourceLocation(error.filename, error.lineno)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if where is None and frame.lineno is not None and not _is_library(frame.filename):
-            where = SourceLocation(frame.filename, frame.lineno)
+        lines.append(SourceLocation(error.filename, error.lineno))
     return ConfigurationError(
         f"importing {target!r} failed with {type(error).__name__}: {error}",
         code=ErrorCode.MODULE_EXEC_ERROR,
-        location=where,
+        location=lines[-1] if lines else None,
+        notes=[f"reached from {_quoted(line)}" for line in reversed(lines[-1 - MAX_NOTES : -1])],
         help_text="correct that line, or see the whole traceback with --loglevel DEBUG",
     )
 
 
-def _is_library(file: str) -> bool:
-    """Whether a frame is in code that the user did not write: the interpreter's, an installed package's or ours."""
+def _users_lines(target: str, error: BaseException) -> list[SourceLocation]:
+    """Return the lines of the user's own code in a traceback, outermost first; if it has none, the innermost of a library.
+
+    The target is the user's own even where it is installed among libraries, as in an image made by `pip install .`
+    """
     paths = sysconfig.get_paths()
-    folders = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parent))
-    return file.startswith(("<frozen", *folders))
+    libraries = [Path(paths["purelib"]), Path(paths["platlib"])]
+    package = target.partition(".")[0]
+    own: list[SourceLocation] = []
+    others: list[SourceLocation] = []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        line = SourceLocation(str(file), number)
+        is_installed = any(file.is_relative_to(folder) for folder in libraries)
+        is_standard = file.is_relative_to(paths["stdlib"]) and not is_installed
+        if str(file).startswith("<") or is_standard or file.is_relative_to(Path(__file__).parent):
+            continue
+        if is_installed and str(frame.f_globals.get("__name__")).partition(".")[0] != package:
+            others.append(line)
+        else:
+            own.append(line)
+    return own or others[-1:]
+
+
+def _quoted(line: SourceLocation) -> str:
+    source = mask_passwords(linecache.getline(line.file, line.line).strip())
+    return f"{line.file}:{line.line}: {source}" if source else f"{line.file}:{line.line}"

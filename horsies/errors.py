@@ -1,17 +1,25 @@
-"""Errors that say what is wrong, where, and what to do next.
+"""Errors with a message, a stable code, the source line and a remedy.
 
-Every error a user can meet before work starts is a `HorsiesError`: a message with the offending
-value, a stable code, the user's own source line, and a remedy. A password never shows in one.
+Every exception of the library is a `HorsiesError`. Its message quotes the offending value, but never a password. The errors of
+sends and of results are `ValueError`s too.
 
     HorsiesError
     ├── ConfigurationError             a setting, a URL, a flag
     ├── TaskDefinitionError            a decorated function or its options
     ├── RegistryError                  a task name unknown, or taken
-    ├── WorkflowValidationError        a workflow that cannot run as drawn
+    ├── WorkflowValidationError        a workflow that cannot run as defined
     ├── WorkflowContextMissingIdError  a result asked for by a node without an id
     ├── DatabaseError                  the server, the schema
-    ├── EmbeddedError                  the server we start ourselves
-    └── MultipleValidationErrors       several of these at once
+    ├── EmbeddedError                  the embedded PostgreSQL server
+    ├── MultipleValidationErrors       several of these at once
+    ├── SendError                      a task that could not be stored
+    ├── TaskFailed                     a task that failed
+    ├── TaskTimeout                    a task that has not ended while the caller waited
+    ├── TaskCancelled                  a task that was cancelled
+    ├── TaskExpired                    a task that was not started in time
+    ├── TaskNotFound                   a task that does not exist
+    ├── ResultUnavailable              a result that cannot be read
+    └── UnwrapError                    a value asked of a result that has none
 """
 
 import inspect
@@ -19,11 +27,28 @@ import linecache
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, field, fields
+from dataclasses import field, fields
+from datetime import timedelta
 from enum import StrEnum, unique
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from horsies.status import (
+    BUILTIN_CODE_REGISTRY,
+    BuiltInTaskCode,
+    OperationalErrorCode,
+    OutcomeCode,
+    RetrievalCode,
+    TaskSendErrorCode,
+    WorkflowStartErrorCode,
+)
+from horsies.task_errors import TaskError, TaskSendError
 
 T = TypeVar("T")
+
+
+def how_to_install(extra: str) -> str:
+    """Return the remedy for a missing extra: the name on a package index may be somebody else's package."""
+    return f'install horsies with the extra {extra} from your clone or wheel: pip install "/path/to/horsies[{extra}]"'
 
 
 @unique
@@ -91,6 +116,7 @@ class ErrorCode(StrEnum):
     CONFIG_INVALID_VALUE = "HRS-218"
     EXTRA_NOT_INSTALLED = "HRS-219"
     WEB_UNPROTECTED = "HRS-230"
+    ADDRESS_UNAVAILABLE = "HRS-231"
 
     TASK_NOT_REGISTERED = "HRS-300"
     TASK_DUPLICATE_NAME = "HRS-301"
@@ -101,13 +127,13 @@ class ErrorCode(StrEnum):
     EMBEDDED_REFUSED = "HRS-402"
     EMBEDDED_DATA_DIRECTORY = "HRS-403"
     EMBEDDED_START_FAILED = "HRS-404"
+    EMBEDDED_ALTERED = "HRS-405"
 
     SCHEMA_TOO_NEW = "HRS-410"
     SCHEMA_BEHIND = "HRS-411"
     SCHEMA_PERMISSION = "HRS-412"
     DATABASE_UNREACHABLE = "HRS-413"
     DATABASE_REFUSED = "HRS-414"
-    EVENTS_REFUSED = "HRS-420"
 
 
 class SourceLocation(NamedTuple):
@@ -118,35 +144,35 @@ class SourceLocation(NamedTuple):
 
 
 _PACKAGE = __name__.partition(".")[0]
-# Frames nobody can act on: our own, and what stands between us and the user's code.
-_TRANSPARENT = sys.stdlib_module_names | {_PACKAGE, "click"}
+# Modules whose frames are skipped in the search for the user's code.
+_SKIPPED_MODULES = sys.stdlib_module_names | {_PACKAGE, "click"}
 
 
 def caller_location() -> SourceLocation | None:
-    """The innermost line of user code on the stack; None when nobody's code led here."""
+    """Return the innermost line of user code on the stack; None if there is none."""
     frame = inspect.currentframe()
-    last_of_ours = ""
+    outermost_own = ""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         top = module.partition(".")[0]
         if top == _PACKAGE:
-            last_of_ours = module
-        elif top not in _TRANSPARENT:
+            outermost_own = module
+        elif top not in _SKIPPED_MODULES:
             break
         frame = frame.f_back
-    # What called the command line is its launcher script, which is not the user's code.
-    if frame is None or last_of_ours.startswith(f"{_PACKAGE}.cli"):
+    # The caller of the command line is its launcher script, which is not the user's code.
+    if frame is None or outermost_own.startswith(f"{_PACKAGE}.cli"):
         return None
     return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
 
 
-# These patterns rather hide too much than too little.
+# These patterns prefer to mask too much over too little.
 _SECRETS: Sequence[tuple[re.Pattern[str], str]] = (
-    # Unescaped passwords may hold '@', ':' or '/'.
+    # An unescaped password may contain '@', ':' or '/'.
     (re.compile(r"(://[^:]*:).*@", re.DOTALL), r"\1***@"),
-    # What stands in the place of a port and is none: the host was forgotten.
+    # Text in place of a port that is no number: the host was forgotten, and this is the password.
     (re.compile(r"(://[^:/?@\[\s]*:)(?!\d+(?![\w%-]))[^/?@\s'\"]+"), r"\1***"),
-    # As libpq writes it, with escapes in its quotes and without, in a URL, or as Python shows a dict.
+    # A `password=` setting of libpq, quoted or not, in a URL, or in the repr of a dict.
     (
         re.compile(
             r"""((?:password|secret|scram_\w+_key)['"]?\s*[=:]\s*)('(?:\\.|[^'\\])*'|"[^"]*"|(?:\\.|[^&\s\\])+)""",
@@ -154,13 +180,15 @@ _SECRETS: Sequence[tuple[re.Pattern[str], str]] = (
         ),
         r"\1***",
     ),
-    # A name that is itself percent-encoded may be any of these.
+    # An unquoted password with a space: it extends to the next setting, or to the end of the line.
+    (re.compile(r"(password\s*=\s*\*\*\*)(?:[^\S\n]+(?!\w+\s*=)[^\s&]+)+", re.IGNORECASE), r"\1"),
+    # A percent-encoded name may stand for any of these.
     (re.compile(r"([?&][^=&\s]*%[^=&\s]*=)[^&\s]+"), r"\1***"),
 )
 
 
 def mask_passwords(text: str) -> str:
-    """The text with the passwords of URLs and of `password=` settings replaced by `***`.
+    """Replace the passwords of URLs and of `password=` settings by `***`.
 
     >>> mask_passwords("postgresql://ann:s3cret@db/app?password=s3cret")
     'postgresql://ann:***@db/app?password=***'
@@ -171,14 +199,14 @@ def mask_passwords(text: str) -> str:
 
 
 def masked_repr(record: Any) -> str:
-    """The repr of a dataclass instance, with the passwords in its texts masked."""
+    """Return the repr of a dataclass instance, with the passwords in its strings masked."""
     values = {each.name: getattr(record, each.name) for each in fields(record)}
     shown = (f"{k}={(mask_passwords(v) if isinstance(v, str) else v)!r}" for k, v in values.items())
     return f"{type(record).__name__}({', '.join(shown)})"
 
 
 def use_color(env: Mapping[str, str], isatty: bool) -> bool:
-    """Whether to colour: on a terminal or when forced, and never against `NO_COLOR`."""
+    """Return True if output is to be coloured: on a terminal or when forced, unless `NO_COLOR` is set."""
     if env.get("NO_COLOR"):
         return False
     forced = (env.get(name, "") for name in ("HORSIES_FORCE_COLOR", "FORCE_COLOR"))
@@ -193,7 +221,7 @@ def _paint(style: str, text: str, color: bool) -> str:
 
 
 class HorsiesError(Exception):
-    """What is wrong, where, and what to do about it.
+    """An error with its cause, its place in the code, and a remedy.
 
     >>> error = ConfigurationError(
     ...     "queue 'mail' is not configured",
@@ -206,7 +234,7 @@ class HorsiesError(Exception):
       --> app.py:12
        = help: add CustomQueueConfig(name='mail')
 
-    Without a `location`, the innermost line of user code on the stack is taken.
+    The default `location` is the innermost line of user code on the stack.
     """
 
     def __init__(
@@ -220,16 +248,21 @@ class HorsiesError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.code = code
+        self._code: str | None = code
         self.location = location or caller_location()
         self.notes = tuple(notes)
         self.help_text = help_text
+
+    @property
+    def code(self) -> str | None:
+        """Return the stable code of the error."""
+        return self._code
 
     def __str__(self) -> str:
         return self.render(color=False)
 
     def render(self, color: bool) -> str:
-        """The error as a person reads it, in colour if so asked."""
+        """Return the error as text for people, optionally in colour."""
         label = f"error[{self.code}]" if self.code else "error"
         lines = [_paint(_RED, label, color) + _paint(_BOLD, f": {self.message}", color)]
         if self.location:
@@ -242,9 +275,9 @@ class HorsiesError(Exception):
 
 
 def _pointer(location: SourceLocation, color: bool) -> list[str]:
-    """The place of an error, with its source line underlined when it can be read."""
+    """Return lines with the place of an error and, if it can be read, its source line underlined."""
     lines = [f"  {_paint(_BLUE, '-->', color)} {location.file}:{location.line}"]
-    # The line may well be the one that spells out the database URL.
+    # The source line may contain a database URL.
     source = mask_passwords(linecache.getline(location.file, location.line).strip())
     if source:
         number = str(location.line)
@@ -258,19 +291,19 @@ def _pointer(location: SourceLocation, color: bool) -> list[str]:
 
 
 class ConfigurationError(HorsiesError):
-    """A setting that cannot be used."""
+    """A setting is invalid."""
 
 
 class TaskDefinitionError(HorsiesError):
-    """A task that cannot be defined this way."""
+    """The definition of a task is invalid."""
 
 
 class RegistryError(HorsiesError):
-    """A task name that is unknown, or already taken."""
+    """A task name is unknown, or already taken."""
 
 
 class WorkflowValidationError(HorsiesError):
-    """A workflow that cannot run as it is drawn."""
+    """A workflow cannot run as it is defined."""
 
 
 class WorkflowContextMissingIdError(HorsiesError):
@@ -278,27 +311,224 @@ class WorkflowContextMissingIdError(HorsiesError):
 
 
 class DatabaseError(HorsiesError):
-    """A database that cannot be reached, or whose schema does not fit."""
+    """The database cannot be reached, or its schema has the wrong version."""
 
 
 class EmbeddedError(HorsiesError):
-    """The PostgreSQL server of our own cannot run here."""
+    """The embedded PostgreSQL server cannot run here."""
 
 
 class MultipleValidationErrors(HorsiesError):
-    """Several errors of one phase, reported together; each is in `errors`."""
+    """Several errors of one phase, reported together in `errors`."""
 
     def __init__(self, errors: Sequence[HorsiesError]) -> None:
         super().__init__(f"aborting due to {len(errors)} previous errors")
         self.errors = tuple(errors)
 
     def render(self, color: bool) -> str:
+        """Return all errors as text for people, optionally in colour."""
         last = _paint(_RED, "error", color) + _paint(_BOLD, f": {self.message}", color)
         return "\n\n".join([*(error.render(color) for error in self.errors), last])
 
 
+class SendError(HorsiesError, ValueError):
+    """A task or workflow could not be stored, so it will not run.
+
+    >>> try:
+    ...     add.delay(2, 3)
+    ... except SendError as error:
+    ...     print(error.code, error.retryable)
+
+    If `retryable` is True, the database was away, and the same call may succeed later. `error` is the value that `send` would
+    have returned; `retry_send(error.error)` never stores a second task.
+    """
+
+    def __init__(
+        self,
+        code: TaskSendErrorCode | WorkflowStartErrorCode,
+        message: str,
+        retryable: bool = False,
+        error: TaskSendError | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.args = (code, message, retryable, error)
+        self.error = error
+        self.retryable = retryable
+
+    @property
+    def code(self) -> TaskSendErrorCode | WorkflowStartErrorCode:
+        """Return the code of the failed send."""
+        return self.args[0]
+
+    def render(self, color: bool) -> str:
+        """Return the code and the message."""
+        return f"{_paint(_RED, str(self.code), color)}: {self.message}"
+
+
+class _NoValue(HorsiesError, ValueError):
+    """A task has no value to return; `error` says why."""
+
+    _what = "has no value"
+
+    def __init__(self, error: TaskError, *, task_name: str | None = None, task_id: str | None = None) -> None:
+        super().__init__(error.message or "")
+        self.args = (error,)
+        self.error = error
+        self.task_name = task_name
+        self.task_id = task_id
+        if isinstance(error.exception, BaseException):
+            self.__cause__ = error.exception
+
+    @property
+    def code(self) -> str | None:
+        """Return the code of the task's error."""
+        return self.error.error_code
+
+    def render(self, color: bool) -> str:
+        """Return the task, the code, the message and the last lines of the traceback in the worker."""
+        name = f" {self.task_name!r}" if self.task_name else ""
+        task = f"task{name} {self.task_id}" if self.task_id else f"task{name}" if name else "the task"
+        if self.task_id and self.message.startswith(f"task {self.task_id} "):
+            text = self.message.replace(f"task {self.task_id}", task, 1)  # it says what became of the task
+        else:
+            text = ": ".join(str(part) for part in (f"{task} {self._what}", self.code, self.message) if part)
+        first, *more = text.splitlines()
+        lines = [_paint(_BOLD, first, color), *more, *_remote_traceback(self.error)]
+        return "\n".join(mask_passwords(line) for line in lines)
+
+
+_TRACEBACK_LINES = 8
+
+
+def _remote_traceback(error: TaskError) -> list[str]:
+    """Return the last lines of the traceback that the worker stored with an error, indented."""
+    stored: object = error.exception.get("traceback") if isinstance(error.exception, dict) else None
+    if not isinstance(stored, str) or not stored.strip():
+        return []
+    lines = stored.rstrip().splitlines()
+    omitted = ["  …"] if len(lines) > _TRACEBACK_LINES else []
+    return ["in the worker:", *omitted, *(f"  {line}" for line in lines[-_TRACEBACK_LINES:])]
+
+
+class TaskFailed(_NoValue):
+    """The task failed; `error` has its code, message and data.
+
+    >>> try:
+    ...     charge.delay(7).result(timeout=10)
+    ... except TaskFailed as failed:
+    ...     print(failed.error.error_code, failed.error.data)
+
+    A task that ran longer than its time limit has failed, too, with the code `TASK_TIMEOUT`.
+    """
+
+    _what = "failed"
+
+
+class TaskTimeout(_NoValue):
+    """The task has not ended while the caller waited. It goes on, and its result can be asked for again.
+
+    >>> try:
+    ...     handle.result(timeout=10)
+    ... except TaskTimeout:
+    ...     handle.result(timeout=60)
+    """
+
+    _what = "has not ended"
+
+
+class TaskCancelled(_NoValue):
+    """The task was cancelled and has no value.
+
+    >>> handle.cancel()
+    >>> handle.result()
+    Traceback (most recent call last):
+    horsies.errors.TaskCancelled: task 'add' 0199… was cancelled: TASK_CANCELLED: the task was cancelled
+    """
+
+    _what = "was cancelled"
+
+
+class TaskExpired(_NoValue):
+    """The task was not started before its `good_until`, so it never ran.
+
+    >>> add.with_options(good_until=datetime.now(UTC)).delay(2, 3).result()
+    Traceback (most recent call last):
+    horsies.errors.TaskExpired: task 'add' 0199… has expired: TASK_EXPIRED: the task was not started in time
+    """
+
+    _what = "has expired"
+
+
+class TaskNotFound(_NoValue):
+    """There is no such task: the id is wrong, or the task was deleted after the retention time.
+
+    >>> app.handle("0199…").result()
+    Traceback (most recent call last):
+    horsies.errors.TaskNotFound: task 0199… was not found: TASK_NOT_FOUND: there is no task 0199…
+    """
+
+    _what = "was not found"
+
+
+class ResultUnavailable(_NoValue):
+    """The result cannot be read: the database is away, or the result is no longer stored. The task may have succeeded.
+
+    >>> try:
+    ...     handle.result(timeout=10)
+    ... except ResultUnavailable as unavailable:
+    ...     print(unavailable.code)
+    BROKER_ERROR
+    """
+
+    _what = "has a result that cannot be read"
+
+
+class UnwrapError(HorsiesError, ValueError):
+    """The value of a failed result was asked for, or the error of a successful one; `error` is what the result has instead.
+
+    >>> Err("no broker").unwrap()
+    Traceback (most recent call last):
+    horsies.errors.UnwrapError: unwrap() on an Err: Err('no broker')
+    """
+
+    def __init__(self, message: str, error: object = None) -> None:
+        super().__init__(message)
+        self.args = (message, error)
+        self.error = error
+
+    def render(self, color: bool) -> str:
+        """Return the message."""
+        return _paint(_BOLD, self.message, color)
+
+
+_NO_VALUE: Mapping[str | None, type[_NoValue]] = {
+    RetrievalCode.WAIT_TIMEOUT: TaskTimeout,
+    RetrievalCode.RESULT_NOT_READY: TaskTimeout,
+    RetrievalCode.TASK_NOT_FOUND: TaskNotFound,
+    RetrievalCode.WORKFLOW_NOT_FOUND: TaskNotFound,
+    RetrievalCode.RESULT_NOT_AVAILABLE: ResultUnavailable,
+    OperationalErrorCode.BROKER_ERROR: ResultUnavailable,
+    OutcomeCode.TASK_CANCELLED: TaskCancelled,
+    OutcomeCode.WORKFLOW_CANCELLED: TaskCancelled,
+    OutcomeCode.TASK_EXPIRED: TaskExpired,
+    OutcomeCode.WORKFLOW_EXPIRED: TaskExpired,
+}
+
+
+def exception_for(
+    error: TaskError, *, task_name: str | None = None, task_id: str | None = None
+) -> HorsiesError:
+    """Return the exception to raise for the error of a task, by its code: `TaskFailed` unless another one fits better."""
+    if task_id is None and isinstance(error.data, dict):
+        # Errors of `get` have the id in their data.
+        found: object = error.data.get("task_id")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        task_id = found if isinstance(found, str) else None
+    kind = _NO_VALUE.get(error.error_code, TaskFailed)
+    return kind(error, task_name=task_name, task_id=task_id)
+
+
 class ValidationReport:
-    """Collects the errors of one phase, so that a user meets them all at once.
+    """Collect the errors of one phase, to raise them all at once.
 
     >>> report = ValidationReport("queues")
     >>> report.raise_if_any()
@@ -309,11 +539,11 @@ class ValidationReport:
         self.errors: list[HorsiesError] = []
 
     def add(self, error: HorsiesError) -> None:
-        """Note an error and go on."""
+        """Add an error to the report."""
         self.errors.append(error)
 
     def collect(self, check: Callable[[], T]) -> T | None:
-        """What the check gives; None when it raised, which is noted."""
+        """Call `check` and return its result; if it raises, add the error and return None."""
         try:
             return check()
         except MultipleValidationErrors as several:
@@ -323,7 +553,7 @@ class ValidationReport:
         return None
 
     def raise_if_any(self) -> None:
-        """Raise a single error as itself and several as `MultipleValidationErrors`."""
+        """Raise the only error as itself, or several as `MultipleValidationErrors`."""
         if len(self.errors) == 1:
             raise self.errors[0]
         if self.errors:
@@ -331,10 +561,17 @@ class ValidationReport:
 
 
 def is_whole_number(value: object, low: int, high: int | None = None) -> bool:
-    """Whether the value is an int (a bool is none) from low to high, both included."""
+    """Return True for an int (a bool does not count) from low to high, both included."""
     if not isinstance(value, int) or isinstance(value, bool):
         return False
     return low <= value and (high is None or value <= high)
+
+
+def is_storable_text(value: object, max_length: int) -> bool:
+    """Return True for text of 1 to `max_length` characters that PostgreSQL can store: no NUL and no lone surrogate."""
+    if not isinstance(value, str) or not 1 <= len(value) <= max_length:
+        return False
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
 
 
 def bounded(
@@ -344,41 +581,122 @@ def bounded(
     *,
     or_none: bool = False,
     code: ErrorCode | None = None,
+    unit: str = "",
 ) -> Any:
-    """A dataclass field for a whole number within bounds; None too, if that is its default."""
-    return field(default=default, metadata={"range": (low, high, or_none or default is None), "code": code})
+    """Return a dataclass field for a whole number within bounds; None is valid too if it is the default.
+
+    The `unit` of a duration, such as "seconds", is named in its errors.
+    """
+    limits = (low, high, or_none or default is None)
+    return field(default=default, metadata={"range": limits, "code": code, "unit": unit})
+
+
+if TYPE_CHECKING:
+
+    class Span:
+        """A duration: a number in the unit of the setting's name, or a timedelta. It is stored as a number."""
+
+        def __get__(self, config: object, owner: type | None = None) -> int: ...
+        def __set__(self, config: object, value: int | timedelta) -> None: ...
+
+    class SpanOrNone:
+        """The same, or None."""
+
+        def __get__(self, config: object, owner: type | None = None) -> int | None: ...
+        def __set__(self, config: object, value: int | timedelta | None) -> None: ...
+
+else:
+    Span = int | timedelta
+    SpanOrNone = int | timedelta | None
+
+_UNITS = {
+    "milliseconds": timedelta(milliseconds=1),
+    "seconds": timedelta(seconds=1),
+    "hours": timedelta(hours=1),
+}
+
+
+def read_timedeltas(config: Any) -> None:
+    """Replace the timedeltas of a configuration object by numbers, in the units of their `bounded` fields.
+
+    A timedelta that is no whole number of its unit stays, and `SettingsReport` reports it.
+    """
+    for setting in fields(config):
+        value: object = getattr(config, setting.name)
+        unit = _UNITS.get(setting.metadata.get("unit", ""))
+        if unit is not None and isinstance(value, timedelta) and not value % unit:
+            object.__setattr__(config, setting.name, value // unit)
 
 
 class SettingsReport(ValidationReport):
-    """What is wrong with a configuration object; starts with its `bounded` fields out of range."""
+    """The errors of a configuration object; begins with its `bounded` fields that are out of range."""
 
     def __init__(self, config: Any, code: ErrorCode) -> None:
         super().__init__(type(config).__name__)
         self._code = code
         self._out_of_range: set[str] = set()
         for setting in fields(config):
-            if "range" in setting.metadata:
-                self._check_range(setting, getattr(config, setting.name))
-
-    def _check_range(self, setting: Field[Any], value: object) -> None:
-        low, high, or_none = setting.metadata["range"]
-        if is_whole_number(value, low, high) or (value is None and or_none):
-            return
-        self._out_of_range.add(setting.name)
-        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-        none = ", or None" if or_none else ""
-        remedy = f"use a whole number {bounds}{none}"
-        self.fault(f"{setting.name} is {value!r}", remedy, setting.metadata["code"])
+            if "range" not in setting.metadata:
+                continue
+            value: object = getattr(config, setting.name)
+            low, high, or_none = setting.metadata["range"]
+            if is_whole_number(value, low, high) or (value is None and or_none):
+                continue
+            self._out_of_range.add(setting.name)
+            bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+            unit = setting.metadata["unit"]
+            number = (
+                f"a whole number of {unit}, or a timedelta of whole {unit}," if unit else "a whole number"
+            )
+            remedy = f"use {number} {bounds}{', or None' if or_none else ''}"
+            self.fault(f"{setting.name} is {value!r}", remedy, setting.metadata["code"])
 
     def in_range(self, *names: str) -> bool:
-        """Whether these fields can be compared with each other."""
+        """Return True if these fields are in range, so that they can be compared with each other."""
         return self._out_of_range.isdisjoint(names)
 
     def fault(self, problem: str, remedy: str, code: ErrorCode | None = None) -> None:
-        """Note what is wrong and how to put it right, under the object's own code or another."""
+        """Add an error with its remedy; the default code is that of the object."""
         self.add(ConfigurationError(f"{self.phase}: {problem}", code=code or self._code, help_text=remedy))
 
     def choice(self, name: str, value: object, *choices: str | None) -> None:
-        """Note a value that is none of the choices."""
+        """Add an error if the value is none of the choices."""
         if value not in choices:
             self.fault(f"{name} is {value!r}", f"use one of {', '.join(map(repr, choices))}")
+
+
+_TASK_CODE = re.compile(r"[A-Z][A-Z0-9_]*")
+TASK_CODE_HELP = "write error codes like RATE_LIMITED: capitals, digits and underscores, a letter first"
+
+
+def is_error_code(code: object) -> bool:
+    """Return True for a valid error code of a task: `RATE_LIMITED` is one, `RateLimitError` is not."""
+    return isinstance(code, str) and _TASK_CODE.fullmatch(code) is not None
+
+
+class TaskFailure(Exception):
+    """Raise it in the code of a task, at any depth, to fail the task with an error code of your own.
+
+    `data` is any value with a JSON form. The error that callers get has the code, the message, the data and the traceback. Retry
+    policies go by the code.
+
+    >>> raise TaskFailure("CARD_DECLINED", "the bank said no", data={"card": 17})
+    Traceback (most recent call last):
+    horsies.errors.TaskFailure: CARD_DECLINED: the bank said no
+    """
+
+    def __init__(self, code: str | BuiltInTaskCode, message: str | None = None, data: Any = None) -> None:
+        if not is_error_code(code):
+            raise ValueError(f"the code of a TaskFailure is {code!r}; {TASK_CODE_HELP}")
+        if not isinstance(code, BuiltInTaskCode) and code in BUILTIN_CODE_REGISTRY:
+            kind = type(BUILTIN_CODE_REGISTRY[code]).__name__
+            raise ValueError(
+                f"the code {code!r} of a TaskFailure is reserved; pass {kind}.{code}, or choose another code"
+            )
+        super().__init__(code, message, data)  # all of them, so that the exception can be pickled
+        self.code = code
+        self.message = message
+        self.data = data
+
+    def __str__(self) -> str:
+        return str(self.code) if self.message is None else f"{self.code}: {self.message}"

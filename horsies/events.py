@@ -1,6 +1,6 @@
-"""What happens to tasks, workflows and schedules, as values.
+"""Events of tasks, workflows and schedules.
 
-queued ─▶ processing ─▶ completed | failed | timeout | crashed | cancelled      expired, cancelled: before it began
+queued ─▶ processing ─▶ completed | failed | timeout | crashed | cancelled      expired, cancelled: before it was started
              └──────▶ retry | timeout | crashed, with `will_retry` ─▶ processing …
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-# What a worker does to tasks, and so can tell by itself.
+# The events that a worker causes itself, so that it can call hooks for them.
 WORKER_KINDS: Final = (
     "processing",
     "completed",
@@ -30,7 +30,7 @@ KINDS: Final = (
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that happened, and to what. Where `will_retry` is true, the task is tried again.
+    """An event of a task, workflow or schedule. If `will_retry` is true, the task is retried.
 
     >>> event.kind, event.task_name, event.attempt, event.error_code
     ('retry', 'charge', 1, 'CARD_DECLINED')
@@ -52,18 +52,18 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def subject(self) -> str:
-        """What it happened to: the id of a task or a workflow, or the name of a schedule."""
+        """Return the id of the task or workflow, or the name of the schedule."""
         if self.schedule_name is not None:
             return self.schedule_name
         return self.task_id or self.workflow_id or ""
 
     @property
     def id(self) -> str:
-        """The same for the same event, whoever reads it and how often."""
+        """Return an id that is the same each time the event is read."""
         return f"{self.subject}:{self.kind}:{self.at.astimezone(UTC):%Y%m%dT%H%M%S%f}"
 
     def facts(self) -> dict[str, Any]:
-        """What is known of it, by name, for JSON; what is not is left out."""
+        """Return the fields that are set as plain JSON values."""
         return msgspec.to_builtins(self)
 
 
@@ -71,7 +71,7 @@ Hook = Callable[[Event], object]
 
 
 def kind_of_failure(error_code: str | None, will_retry: bool) -> str:
-    """What the end of an attempt that failed is called."""
+    """Return the kind of event for a failed attempt."""
     match error_code:
         case "TASK_TIMEOUT":
             return "timeout"

@@ -1,28 +1,35 @@
-"""A handle to a task that was sent: wait for its result, ask about it, cancel it.
+"""A handle to a task that was sent: wait for its result, read its record, cancel it.
 
-A handle never raises and never lies: a final answer is the same for ever and is asked for once; running out of
-patience is an error of waiting, not of the task.
+Follow a result from here: `_get` waits in `Broker.watch` in `client.py`, whose `Waiters` ask the statement `watch` in
+`db/queries/tasks.sql` for the tasks of all callers, and `decode_result` in `codec/results.py` makes a value of the JSON.
+`result` raises the error of a task; the other methods of a handle return errors as values. A final result never changes, so it is read once and kept. A wait
+that times out is an error of the wait, with a code of its own, and not of the task.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import psycopg
 
-from horsies.broker import Broker
+from horsies import cancellation, task_info
+from horsies.client import Broker
 from horsies.codec import decode_result
-from horsies.errors import HorsiesError, mask_passwords
-from horsies.portal import run_async, run_sync
-from horsies.results import (
+from horsies.db.connection import Connection
+from horsies.db.queries import tasks
+from horsies.db.queries.tasks import TaskLogLine, TaskProgress, TaskState
+from horsies.durations import LONGEST_SECONDS, Duration, is_duration, timeout_in_seconds
+from horsies.errors import HorsiesError, exception_for, mask_passwords
+from horsies.event_loop import run_async, run_sync
+from horsies.result import (
     BrokerOperationError,
     BrokerResult,
     Err,
     Ok,
-    TaskAttemptInfo,
     TaskError,
     TaskInfo,
     TaskResult,
@@ -31,38 +38,43 @@ from horsies.status import (
     TASK_TERMINAL_STATES,
     BrokerErrorCode,
     BuiltInTaskCode,
+    ContractCode,
     OperationalErrorCode,
     OutcomeCode,
     RetrievalCode,
-    TaskAttemptOutcome,
     TaskStatus,
 )
-from horsies.storage.database import TRANSIENT
-from horsies.storage.notes import TaskLogLine, TaskProgress
-from horsies.storage.tasks import Seen
-
-logger = logging.getLogger("horsies.handle")
+from horsies.task_info import as_uuid
 
 T = TypeVar("T")
 A = TypeVar("A")
 
-# Why there is no value although the task has ended, when the row itself does not say.
+# The error of a task that has ended without a stored result, by its status.
 _ENDED_WITHOUT_RESULT: dict[str, tuple[BuiltInTaskCode, str]] = {
     TaskStatus.CANCELLED: (OutcomeCode.TASK_CANCELLED, "the task was cancelled"),
     TaskStatus.EXPIRED: (OutcomeCode.TASK_EXPIRED, "the task was not started in time"),
 }
 
+# Codes of errors that say nothing but what became of the task: `get` adds its id as data.
+_NAMELESS = (
+    OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
+    ContractCode.PYDANTIC_HYDRATION_ERROR,
+    OutcomeCode.TASK_CANCELLED,
+    OutcomeCode.TASK_EXPIRED,
+)
+
 
 class TaskHandle(Generic[T]):
-    """Stands for a task that was sent.
+    """A task that was sent.
 
-    >>> handle = add.send(2, 3).unwrap()
-    >>> handle.get(timeout_ms=5_000)
-    TaskResult(ok=5)
+    >>> handle = add.delay(2, 3)
+    >>> handle.result(timeout=5)
+    5
     """
 
-    def __init__(self, task_id: str, broker: Broker, value_type: Any) -> None:
+    def __init__(self, task_id: str, broker: Broker, value_type: Any, task_name: str | None = None) -> None:
         self.task_id = task_id
+        self._task_name = task_name
         self._broker = broker
         self._value_type = value_type
         self._final: TaskResult[T, TaskError] | None = None
@@ -70,13 +82,38 @@ class TaskHandle(Generic[T]):
     def __repr__(self) -> str:
         return f"TaskHandle({self.task_id!r})"
 
-    def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """The task's result, waiting for it as long as you say: None for ever, 0 not at all."""
-        return self._final if self._final is not None else run_sync(self._get(timeout_ms))
+    def result(self, timeout: Duration | None = None) -> T:
+        """Return the value of the task. Wait for up to `timeout` seconds, or a timedelta; None waits without limit.
 
-    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """As `get`, without blocking the running loop."""
-        return self._final if self._final is not None else await run_async(self._get(timeout_ms))
+        Raise `TaskFailed`, `TaskCancelled`, `TaskExpired` or `TaskNotFound` if there is no value. Raise `TaskTimeout` if the
+        task has not ended yet: nothing is lost, ask again. Raise `ResultUnavailable` if the result cannot be read.
+
+        >>> add.delay(2, 3).result(timeout=10)
+        5
+        """
+        seconds = timeout_in_seconds(timeout)
+        return self._value_of(self._final or run_sync(self._get(seconds, _in_words(seconds))))
+
+    async def result_async(self, timeout: Duration | None = None) -> T:  # noqa: ASYNC109  the name that `result` has
+        """Do the same as `result` without blocking the event loop."""
+        seconds = timeout_in_seconds(timeout)
+        return self._value_of(self._final or await run_async(self._get(seconds, _in_words(seconds))))
+
+    def get(self, timeout_ms: int | timedelta | None = None) -> TaskResult[T, TaskError]:
+        """Return the task's result. Wait for it for up to `timeout_ms` milliseconds: None waits without limit, 0 not at all.
+
+        >>> handle.get(timeout_ms=5_000)
+        TaskResult(ok=5)
+        """
+        if self._final is not None:
+            return self._final
+        return run_sync(self._get(*_milliseconds(timeout_ms)))
+
+    async def get_async(self, timeout_ms: int | timedelta | None = None) -> TaskResult[T, TaskError]:
+        """Do the same as `get` without blocking the event loop."""
+        if self._final is not None:
+            return self._final
+        return await run_async(self._get(*_milliseconds(timeout_ms)))
 
     def info(
         self,
@@ -85,7 +122,7 @@ class TaskHandle(Generic[T]):
         include_failed_reason: bool = False,
         include_attempts: bool = False,
     ) -> BrokerResult[TaskInfo | None]:
-        """The task as recorded, or None if there is none; results, reasons and attempts on request.
+        """Return the task as recorded, or None if there is none; with its result, failure reason and attempts on request.
 
         >>> handle.info(include_attempts=True).unwrap().attempts[0].outcome
         """
@@ -98,13 +135,13 @@ class TaskHandle(Generic[T]):
         include_failed_reason: bool = False,
         include_attempts: bool = False,
     ) -> BrokerResult[TaskInfo | None]:
-        """As `info`, without blocking the running loop."""
+        """Do the same as `info` without blocking the event loop."""
         return await run_async(self._info(include_result, include_failed_reason, include_attempts))
 
     def cancel(self) -> BrokerResult[bool]:
-        """Cancel the task: at once if it has not begun, else it is asked to stop.
+        """Cancel the task: at once if it has not started, else ask it to stop.
 
-        True when it took effect or was asked for, False when the task has ended already.
+        Return True if the task was cancelled or asked to stop, False if it has already ended.
 
         >>> handle.cancel().unwrap()
         True
@@ -112,141 +149,137 @@ class TaskHandle(Generic[T]):
         return run_sync(self._cancel())
 
     async def cancel_async(self) -> BrokerResult[bool]:
-        """As `cancel`, without blocking the running loop."""
+        """Do the same as `cancel` without blocking the event loop."""
         return await run_async(self._cancel())
 
     def progress(self) -> BrokerResult[TaskProgress | None]:
-        """How far the task is, as it last said by `current_task().report_progress(…)`; None if it has not.
+        """Return the progress that the task last reported with `current_task().report_progress(…)`, None if it has not.
 
         >>> handle.progress().unwrap()
         TaskProgress(done=40.0, total=100.0, message='parsing', at=datetime.datetime(…))
         """
-        return run_sync(self._asked(self._broker.progress, None))
+        return run_sync(self._query(tasks.progress, None))
 
     async def progress_async(self) -> BrokerResult[TaskProgress | None]:
-        """As `progress`, without blocking the running loop."""
-        return await run_async(self._asked(self._broker.progress, None))
+        """Do the same as `progress` without blocking the event loop."""
+        return await run_async(self._query(tasks.progress, None))
 
     def logs(self) -> BrokerResult[list[TaskLogLine]]:
-        """What the task has logged while it ran, in all of its attempts, first line first.
+        """Return the lines that the task has logged in all of its attempts, the first line first.
 
         >>> [line.message for line in handle.logs().unwrap()]
         """
-        return run_sync(self._asked(self._broker.log_lines, []))
+        return run_sync(self._query(tasks.log_lines, []))
 
     async def logs_async(self) -> BrokerResult[list[TaskLogLine]]:
-        """As `logs`, without blocking the running loop."""
-        return await run_async(self._asked(self._broker.log_lines, []))
+        """Do the same as `logs` without blocking the event loop."""
+        return await run_async(self._query(tasks.log_lines, []))
 
-    async def _asked(self, question: Callable[[UUID], Awaitable[A]], without: A) -> BrokerResult[A]:
-        """What the database answers about this task; what is no id is no task."""
-        task_id = _as_uuid(self.task_id)
-        try:
-            return Ok(without if task_id is None else await question(task_id))
-        except (psycopg.Error, OSError, HorsiesError) as error:
-            return Err(_failed(BrokerErrorCode.TASK_INFO_QUERY_FAILED, error))
+    async def _query(
+        self,
+        query: Callable[[Connection, UUID], Awaitable[A]],
+        unknown: A,
+        code: BrokerErrorCode = BrokerErrorCode.TASK_INFO_QUERY_FAILED,
+    ) -> BrokerResult[A]:
+        """Return the result of a query about this task, or `unknown` if the id is not a UUID."""
+        task_id = as_uuid(self.task_id)
+        if task_id is None:
+            return Ok(unknown)
+        return await self._broker.ask(lambda connection: query(connection, task_id), code)
 
     async def _cancel(self) -> BrokerResult[bool]:
-        code = BrokerErrorCode.TASK_CANCEL_FAILED
-        task_id = _as_uuid(self.task_id)
-        try:
-            done = None if task_id is None else await self._broker.cancel(task_id)
-        except (psycopg.Error, OSError, HorsiesError) as error:
-            return Err(_failed(code, error))
-        if done is None:
-            return Err(BrokerOperationError(code=code, message=f"there is no task {self.task_id}"))
-        return Ok(done.cancelled)
+        async def cancel(connection: Connection, task_id: UUID) -> bool | None:
+            found = await cancellation.cancel(connection, [task_id])
+            return found[0].cancelled if found else None
 
-    async def _get(self, timeout_ms: int | None) -> TaskResult[T, TaskError]:
-        task_id = _as_uuid(self.task_id)
+        code = BrokerErrorCode.TASK_CANCEL_FAILED
+        asked = await self._query(cancel, None, code)
+        if isinstance(asked, Err):
+            return asked
+        if asked.ok_value is None:
+            return Err(BrokerOperationError(code=code, message=f"there is no task {self.task_id}"))
+        return Ok(asked.ok_value)
+
+    def _value_of(self, result: TaskResult[T, TaskError]) -> T:
+        if result.is_ok():
+            return result.unwrap()
+        error = result.unwrap_err()
+        raise exception_for(error, task_name=self._task_name, task_id=self.task_id)
+
+    async def _get(self, seconds: float | None, waited: str) -> TaskResult[T, TaskError]:
+        """Return the result, waiting for up to `seconds`; `waited` is that time in words."""
+        task_id = as_uuid(self.task_id)
         if task_id is None:
-            return _error(RetrievalCode.TASK_NOT_FOUND, f"{self.task_id!r} is not a task id")
+            return self._error(RetrievalCode.TASK_NOT_FOUND, f"{self.task_id!r} is not a task id")
         try:
-            seen = await self._seen(task_id, timeout_ms)
+            if seconds is not None and seconds <= 0:
+                async with self._broker.connection() as connection:
+                    found = await tasks.look(connection, [task_id])
+                state = found[0] if found else None
+            else:
+                state = await self._broker.watch(task_id, seconds)
         except TimeoutError:
-            return _error(RetrievalCode.WAIT_TIMEOUT, f"task {task_id} has not ended within {timeout_ms} ms")
+            message = f"task {task_id} has not ended within {waited}; it is not lost: ask again, or see `horsies why {task_id}`"
+            return self._error(RetrievalCode.WAIT_TIMEOUT, message)
         except (psycopg.Error, OSError, HorsiesError) as error:
-            return _error(
-                OperationalErrorCode.BROKER_ERROR, mask_passwords(str(error)) or type(error).__name__
-            )
-        if seen is None:
-            return _error(RetrievalCode.TASK_NOT_FOUND, f"there is no task {task_id}")
-        if seen.status not in TASK_TERMINAL_STATES:
-            return _error(RetrievalCode.WAIT_TIMEOUT, f"task {task_id} is {seen.status}")
-        self._final = self._decoded(seen)
+            message = mask_passwords(str(error)) or type(error).__name__
+            return self._error(OperationalErrorCode.BROKER_ERROR, message, error)
+        if state is None:
+            return self._error(RetrievalCode.TASK_NOT_FOUND, f"there is no task {task_id}")
+        if state.status not in TASK_TERMINAL_STATES:
+            message = f"task {task_id} has not ended: it is {state.status}"
+            return self._error(RetrievalCode.WAIT_TIMEOUT, message)
+        self._final = self._decode(state)
         return self._final
 
-    async def _seen(self, task_id: UUID, timeout_ms: int | None) -> Seen | None:
-        if timeout_ms is not None and timeout_ms <= 0:
-            return await self._broker.look(task_id)
-        return await self._broker.watch(task_id, None if timeout_ms is None else timeout_ms / 1000)
-
-    def _decoded(self, seen: Seen) -> TaskResult[T, TaskError]:
-        if seen.result is not None:
-            return decode_result(seen.result, self._value_type)
-        without = (
+    def _decode(self, state: TaskState) -> TaskResult[T, TaskError]:
+        if state.result is not None:
+            result = decode_result(state.result, self._value_type)
+            error = result.err
+            if error is None or error.error_code not in _NAMELESS or error.data is not None:
+                return result
+            return TaskResult(err=replace(error, data={"task_id": self.task_id}))
+        not_kept = (
             RetrievalCode.RESULT_NOT_AVAILABLE,
-            f"task {seen.id} is {seen.status}; its result is not kept",
+            f"task {state.id} is {state.status}; its result is not kept",
         )
-        return _error(*_ENDED_WITHOUT_RESULT.get(seen.status, without))
+        return self._error(*_ENDED_WITHOUT_RESULT.get(state.status, not_kept))
 
-    async def _info(self, result: bool, reason: bool, attempts: bool) -> BrokerResult[TaskInfo | None]:
-        task_id = _as_uuid(self.task_id)
-        if task_id is None:
-            return Ok(None)
-        try:
-            row, tries = await self._broker.info(task_id, with_attempts=attempts)
-        except (psycopg.Error, OSError, HorsiesError) as error:
-            return Err(_failed(BrokerErrorCode.TASK_INFO_QUERY_FAILED, error))
-        return Ok(None if row is None else self._described(row, tries, result, reason))
+    def _error(
+        self, code: BuiltInTaskCode, message: str, cause: BaseException | None = None
+    ) -> TaskResult[Any, TaskError]:
+        data = {"task_id": self.task_id}
+        return TaskResult(err=TaskError(error_code=code, message=message, data=data, exception=cause))
 
-    def _described(
-        self, row: tuple[Any, ...], tries: list[tuple[Any, ...]] | None, result: bool, reason: bool
-    ) -> TaskInfo:
-        facts: dict[str, Any] = dict(zip(_INFO_FIELDS, row, strict=True))
-        stored, failed_reason = facts.pop("result"), facts.pop("failed_reason")
-        facts |= {"task_id": str(facts["task_id"]), "status": TaskStatus(facts["status"])}
-        return TaskInfo(
-            **facts,
-            failed_reason=failed_reason if reason else None,
-            result=decode_result(stored, self._value_type) if result and stored is not None else None,
-            attempts=None if tries is None else tuple(map(_attempt, tries)),
+    async def _info(
+        self, with_result: bool, with_reason: bool, with_attempts: bool
+    ) -> BrokerResult[TaskInfo | None]:
+        async def read(connection: Connection, task_id: UUID) -> TaskInfo | None:
+            return await task_info.read(
+                connection,
+                task_id,
+                self._value_type,
+                with_result=with_result,
+                with_reason=with_reason,
+                with_attempts=with_attempts,
+            )
+
+        return await self._query(read, None)
+
+
+def _in_words(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:g} s"
+
+
+def _milliseconds(timeout_ms: int | timedelta | None) -> tuple[float | None, str]:
+    """Return a time to wait in seconds and in words."""
+    if timeout_ms is None or isinstance(timeout_ms, timedelta):
+        seconds = timeout_in_seconds(timeout_ms)
+        return seconds, _in_words(seconds)
+    if not is_duration(timeout_ms):
+        raise ValueError(
+            f"timeout_ms is {timeout_ms!r}; use milliseconds, a timedelta, or None to wait without limit"
         )
-
-
-_INFO_FIELDS = (
-    "task_id", "task_name", "status", "queue_name", "priority", "retry_count", "max_retries", "next_retry_at",
-    "sent_at", "enqueued_at", "claimed_at", "started_at", "completed_at", "failed_at", "worker_hostname",
-    "worker_pid", "worker_process_name", "error_code", "failed_reason", "result",
-)  # fmt: skip
-_ATTEMPT_FIELDS = (
-    "task_id", "attempt", "outcome", "will_retry", "started_at", "finished_at", "error_code", "error_message",
-    "failed_reason", "worker_id", "worker_hostname", "worker_pid", "worker_process_name",
-)  # fmt: skip
-
-
-def _attempt(row: tuple[Any, ...]) -> TaskAttemptInfo:
-    facts: dict[str, Any] = dict(zip(_ATTEMPT_FIELDS, row, strict=True))
-    worker_id = facts.pop("worker_id")
-    facts |= {"task_id": str(facts["task_id"]), "outcome": TaskAttemptOutcome(facts["outcome"])}
-    return TaskAttemptInfo(**facts, worker_id=None if worker_id is None else str(worker_id))
-
-
-def _as_uuid(task_id: str) -> UUID | None:
-    try:
-        return UUID(task_id)
-    except ValueError:
-        return None
-
-
-def _failed(code: BrokerErrorCode, error: Exception) -> BrokerOperationError:
-    return BrokerOperationError(
-        code=code,
-        message=mask_passwords(str(error)),
-        retryable=isinstance(error, TRANSIENT),
-        exception=error,
-    )
-
-
-def _error(code: BuiltInTaskCode, message: str) -> TaskResult[Any, TaskError]:
-    return TaskResult(err=TaskError(error_code=code, message=message))
+    if timeout_ms > LONGEST_SECONDS * 1000:
+        return None, ""
+    return timeout_ms / 1000, f"{timeout_ms:g} ms (timeout_ms is in milliseconds)"

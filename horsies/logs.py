@@ -1,7 +1,7 @@
-"""What a horsies process logs, as lines for people or as JSON for machines.
+"""Logging of horsies processes, as text lines or as JSON.
 
-Only our own loggers speak at the chosen level; everyone else is heard from WARNING on. A handler that the user has
-set up keeps its format and level. What is logged while a task runs says which task that is.
+The chosen level applies to the `horsies` loggers only; all others log from WARNING on. A handler that the user has set up keeps
+its format and level. A record that is logged while a task runs names the task.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from datetime import UTC, datetime
 from select import PIPE_BUF
 from typing import Any, Literal, TypeGuard
 
-from horsies.context import caller_context, worker_id
-from horsies.running import current_line
+from horsies.middleware import current_log_context, worker_id
+from horsies.task_context import current_channel
 
-# Everything that ends a line or moves the cursor, but for the line feed and the tab.
+# Characters that end a line or move the cursor, except line feed and tab.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-# What a line that is logged while a task runs knows of the task.
+# The fields of a record that is logged while a task runs.
 TASK_FIELDS = ("task_id", "task_name", "attempt", "queue", "worker_id")
-_OUTSIDE = dict.fromkeys(TASK_FIELDS, "")
+_NO_TASK = dict.fromkeys(TASK_FIELDS, "")
 
 
 def task_context() -> dict[str, Any]:
-    """The task that runs here, and what `log_context` says; empty when none runs and nothing was said."""
-    said, line = dict(caller_context()), current_line()
-    if line is not None:
-        task = line.task
-        known = (task.id, task.name, task.attempt, task.queue_name, worker_id())
-        said |= zip(TASK_FIELDS, known, strict=True)
-    return said
+    """Return the fields of the running task, if any, and the values of `log_context`."""
+    context, channel = dict(current_log_context()), current_channel()
+    if channel is not None:
+        task = channel.task
+        values = (task.id, task.name, task.attempt, task.queue_name, worker_id())
+        context |= zip(TASK_FIELDS, values, strict=True)
+    return context
 
 
 class TaskContext(logging.Filter):
-    """Adds the running task to each record of a handler: `%(task_id)s` in a format is empty outside of a task.
+    """Add the running task to each record of a handler: `%(task_id)s` in a format is empty outside of a task.
 
-    A worker and its children put it on every handler there is when they start. What a call passes as `extra` wins.
+    A worker and its child processes add it to all existing handlers when they start. Values passed as `extra` win.
 
     >>> handler.addFilter(TaskContext())
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        vars(record).update({**_OUTSIDE, **task_context(), **vars(record)})
+        vars(record).update({**_NO_TASK, **task_context(), **vars(record)})
         return True
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with whatever was passed as `extra`."""
+    """Format a record as one JSON object per line, with the values passed as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -67,14 +67,16 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:  # an exception of another process
+            line["exception"] = record.exc_text
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level and message, one below the other.
+    """Format a record as time, level and message.
 
-    Only a record begins at the margin: its further lines are indented, and control characters are written out. So what
-    a task is called or says in an error looks like no other line of the log.
+    Further lines of a record are indented and control characters are escaped, so that a task's name or error message cannot
+    forge a log line.
     """
 
     default_msec_format = "%s.%03d"
@@ -83,22 +85,20 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s  %(levelname)-8s  %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return _fit(super().format(record))
+        return _escaped(super().format(record))
 
 
-def _fit(text: str) -> str:
-    """As it may stand in the log."""
-    return text if text.isprintable() else _CONTROL.sub(_written_out, text).replace("\n", "\n    ")
-
-
-def _written_out(found: re.Match[str]) -> str:
-    return ascii(found[0])[1:-1]
+def _escaped(text: str) -> str:
+    """Return text with control characters escaped and further lines indented."""
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text).replace("\n", "\n    ")
 
 
 def log_lines(logger: logging.Logger, lines: Sequence[str]) -> None:
-    """Log each of these lines, which know best what they are about; a handler of our own kind writes many at once.
+    """Log many messages at INFO; a handler with our own format writes them in batches.
 
-    A record for each, made, formatted and written by itself, takes ten times as long.
+    Making, formatting and writing a record for each message takes ten times as long.
     """
     if logger.disabled or not logger.isEnabledFor(logging.INFO):
         return
@@ -110,7 +110,7 @@ def log_lines(logger: logging.Logger, lines: Sequence[str]) -> None:
         if handler.level > logging.INFO:
             continue
         if _is_ours(handler):
-            _write_together(handler, _record(logger, ""), lines)
+            _write_batch(handler, _record(logger, ""), lines)
         else:
             for line in lines:
                 handler.handle(_record(logger, line))
@@ -121,15 +121,15 @@ def _record(logger: logging.Logger, message: str) -> logging.LogRecord:
 
 
 def _handlers_of(logger: logging.Logger) -> Iterator[logging.Handler]:
-    """Those that get what a logger says."""
-    at: logging.Logger | None = logger
-    while at is not None:
-        yield from at.handlers
-        at = at.parent if at.propagate else None
+    """Yield the handlers that receive the records of a logger."""
+    current: logging.Logger | None = logger
+    while current is not None:
+        yield from current.handlers
+        current = current.parent if current.propagate else None
 
 
 def _is_ours(handler: logging.Handler) -> TypeGuard[logging.StreamHandler[Any]]:
-    """Whether a handler does nothing but to write text as we would."""
+    """Return True if a handler only writes our own text format to a stream."""
     return (
         type(handler) in (logging.StreamHandler, logging.FileHandler)
         and getattr(handler, "stream", None) is not None  # a file may be opened by its first record
@@ -138,63 +138,64 @@ def _is_ours(handler: logging.Handler) -> TypeGuard[logging.StreamHandler[Any]]:
     )
 
 
-def _write_together(
-    handler: logging.StreamHandler[Any], blank: logging.LogRecord, lines: Sequence[str]
-) -> None:
+def _write_batch(handler: logging.StreamHandler[Any], blank: logging.LogRecord, lines: Sequence[str]) -> None:
     head = handler.format(blank)
-    written = [f"{head}{_fit(line)}{handler.terminator}" for line in lines]
+    written = [f"{head}{_escaped(line)}{handler.terminator}" for line in lines]
     handler.acquire()
     try:
-        for text in _in_portions(written):
+        for text in _pipe_sized(written):
             handler.stream.write(text)
             handler.flush()
-    except Exception:  # noqa: BLE001  as in any handler: what cannot be written stops nobody
+    except Exception:  # noqa: BLE001  as in any handler: a failed write must not stop the caller
         handler.handleError(blank)
     finally:
         handler.release()
 
 
-def _in_portions(lines: Iterable[str]) -> Iterator[str]:
-    """As much as other processes that write to the same pipe cannot get in between."""
-    portion, size = list[str](), 0
+def _pipe_sized(lines: Iterable[str]) -> Iterator[str]:
+    """Join lines up to PIPE_BUF bytes, which a pipe takes without mixing in the output of other processes."""
+    batch, size = list[str](), 0
     for line in lines:
         more = len(line.encode("utf-8", "replace"))
-        if portion and size + more > PIPE_BUF:
-            yield "".join(portion)
-            portion, size = [], 0
-        portion.append(line)
+        if batch and size + more > PIPE_BUF:
+            yield "".join(batch)
+            batch, size = [], 0
+        batch.append(line)
         size += more
-    yield "".join(portion)
+    yield "".join(batch)
 
 
 def set_level(level: str) -> None:
-    """How much our own loggers say; at DEBUG, known errors are shown with their traceback."""
+    """Set the level of the `horsies` loggers; at DEBUG, expected errors are logged with their traceback."""
     logging.getLogger("horsies").setLevel(level)
 
 
 def is_debugging() -> bool:
+    """Return True if the `horsies` loggers log at DEBUG."""
     return logging.getLogger("horsies").isEnabledFor(logging.DEBUG)
 
 
 def configure(level: str, log_format: Literal["text", "json"]) -> None:
-    """Log to standard error; call it once the user's modules are imported, so that their own set-up comes first."""
+    """Log to standard error; call it after the user's modules are imported, so that their own logging set-up takes precedence."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    ours, root = logging.getLogger("horsies"), logging.getLogger()
-    ours.handlers[:] = [handler]
-    ours.propagate = False
+    own_logger, root = logging.getLogger("horsies"), logging.getLogger()
+    own_logger.handlers[:] = [handler]
+    own_logger.propagate = False
     set_level(level)
     if not root.handlers:
         root.addHandler(handler)
-    _add_task_context()
-
-
-def _add_task_context() -> None:
-    """Have every handler tell which task runs; those that are added later are given the filter by who adds them."""
-    loggers = [
-        logging.getLogger(),
-        *(logging.getLogger(name) for name in list(logging.root.manager.loggerDict)),
-    ]
+    # All handlers that exist now name the running task; handlers that are added later do not.
+    loggers = [root, *(logging.getLogger(name) for name in list(logging.root.manager.loggerDict))]
     for handler in {handler for logger in loggers for handler in logger.handlers}:
         if not any(isinstance(each, TaskContext) for each in handler.filters):
             handler.addFilter(TaskContext())
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural.
+
+    >>> counted(1, "task"), counted(2_000, "task")
+    ('1 task', '2,000 tasks')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"

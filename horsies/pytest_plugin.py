@@ -1,4 +1,4 @@
-"""Fixtures for tests of code that sends tasks. Nothing is imported, started or changed until a test asks for one.
+"""Fixtures for tests of code that sends tasks. Nothing is imported or started until a test uses one.
 
 >>> @pytest.fixture
 ... def app(horsies_bind):
@@ -21,7 +21,7 @@ App = TypeVar("App", bound="TaskRegistry")
 
 @pytest.fixture(scope="session")
 def horsies_server_url() -> str:
-    """The server on which databases for tests are made; override it to use one of your own."""
+    """Return the URL of the server for test databases; override it to use your own."""
     from horsies.testing import databases
 
     return databases.server_url()
@@ -29,7 +29,7 @@ def horsies_server_url() -> str:
 
 @pytest.fixture
 def horsies_database_url(horsies_server_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A database of this test's own with the schema in it; HORSIES_DATABASE_URL names it meanwhile."""
+    """Create a migrated database for one test, set HORSIES_DATABASE_URL to it, and drop it afterwards."""
     from horsies.testing import fresh_database
 
     with fresh_database(horsies_server_url) as url:
@@ -39,8 +39,8 @@ def horsies_database_url(horsies_server_url: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def horsies_bind(horsies_database_url: str) -> Iterator[Callable[[App], App]]:
-    """A function that binds an app to this test's database until the test ends, and gives it back."""
+    """Return a function that binds an app to the test's database until the test ends, and returns the app."""
     from horsies.testing import bound
 
-    with ExitStack() as until_the_end:
-        yield lambda app: until_the_end.enter_context(bound(app, horsies_database_url))
+    with ExitStack() as stack:
+        yield lambda app: stack.enter_context(bound(app, horsies_database_url))

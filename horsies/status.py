@@ -1,15 +1,15 @@
-"""The words of the record: states and error codes, spelt as the database spells them.
+"""Statuses and error codes, as they are stored in the database.
 
-A terminal state is final: nothing leaves it but an explicit requeue of a failed task. A code, once
-given out, keeps its meaning, for programs decide by it.
+A terminal status is final, except that a failed task can be requeued explicitly. A published code keeps its meaning, because
+programs depend on it.
 """
 
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar, cast
 
 
 class TaskStatus(StrEnum):
-    """Where a task is. Up to CLAIMED its code has not run; from RUNNING on it may have."""
+    """The status of a task. Up to CLAIMED its code has not run; from RUNNING on it may have."""
 
     PENDING = "PENDING"
     CLAIMED = "CLAIMED"
@@ -19,17 +19,25 @@ class TaskStatus(StrEnum):
     CANCELLED = "CANCELLED"
     EXPIRED = "EXPIRED"
 
+    @property
+    def is_terminal(self) -> bool:
+        """Return True if the task has ended.
+
+        >>> TaskStatus.COMPLETED.is_terminal
+        True
+        """
+        return self in TASK_TERMINAL_STATES
+
 
 class TaskAttemptOutcome(StrEnum):
-    """How one run of a task ended."""
+    """The outcome of one run of a task."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
-    WORKER_FAILURE = "WORKER_FAILURE"
 
 
 class WorkflowStatus(StrEnum):
-    """Where a workflow is. A paused one can be resumed, so PAUSED is not terminal."""
+    """The status of a workflow. PAUSED is not terminal, because a paused workflow can be resumed."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -39,9 +47,18 @@ class WorkflowStatus(StrEnum):
     CANCELLED = "CANCELLED"
     EXPIRED = "EXPIRED"
 
+    @property
+    def is_terminal(self) -> bool:
+        """Return True if the workflow has ended.
+
+        >>> WorkflowStatus.COMPLETED.is_terminal
+        True
+        """
+        return self in WORKFLOW_TERMINAL_STATES
+
 
 class WorkflowTaskStatus(StrEnum):
-    """Where one node of a workflow is."""
+    """The status of one node of a workflow."""
 
     PENDING = "PENDING"
     READY = "READY"
@@ -51,9 +68,18 @@ class WorkflowTaskStatus(StrEnum):
     FAILED = "FAILED"
     SKIPPED = "SKIPPED"
 
+    @property
+    def is_terminal(self) -> bool:
+        """Return True if the node has ended.
+
+        >>> WorkflowTaskStatus.COMPLETED.is_terminal
+        True
+        """
+        return self in WORKFLOW_TASK_TERMINAL_STATES
+
 
 class WorkerState(StrEnum):
-    """What a worker is doing."""
+    """The state of a worker."""
 
     STARTED = "started"
     IDLE = "idle"
@@ -74,8 +100,23 @@ WORKFLOW_TASK_TERMINAL_STATES = frozenset(
 )
 
 
+E = TypeVar("E", bound=StrEnum)
+
+
+def member(kind: type[E], text: str) -> E:
+    """Return the enum member for a value from the database; the text itself if there is none, as any SQL client can write it.
+
+    >>> member(TaskStatus, "RUNNING") is TaskStatus.RUNNING
+    True
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        return cast("E", text)
+
+
 class OperationalErrorCode(StrEnum):
-    """Running the task went wrong."""
+    """Codes for failures while a task was run."""
 
     UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
     TASK_EXCEPTION = "TASK_EXCEPTION"
@@ -86,19 +127,19 @@ class OperationalErrorCode(StrEnum):
     RESULT_DESERIALIZATION_ERROR = "RESULT_DESERIALIZATION_ERROR"
     WORKFLOW_ENQUEUE_FAILED = "WORKFLOW_ENQUEUE_FAILED"
     SUBWORKFLOW_LOAD_FAILED = "SUBWORKFLOW_LOAD_FAILED"
+    POISONED_ROW = "POISONED_ROW"
 
 
 class ContractCode(StrEnum):
-    """A value does not have the type that was promised."""
+    """Codes for values that do not have the annotated type."""
 
     RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
     PYDANTIC_HYDRATION_ERROR = "PYDANTIC_HYDRATION_ERROR"
     WORKFLOW_CTX_MISSING_ID = "WORKFLOW_CTX_MISSING_ID"
-    NO_TYPE_AVAILABLE = "NO_TYPE_AVAILABLE"
 
 
 class RetrievalCode(StrEnum):
-    """The result could not be had; the task itself may be well."""
+    """Codes for results that could not be retrieved; the task itself may have succeeded."""
 
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
@@ -108,7 +149,7 @@ class RetrievalCode(StrEnum):
 
 
 class OutcomeCode(StrEnum):
-    """The task or workflow ended otherwise than by its own result."""
+    """Codes for tasks and workflows that ended without a result of their own."""
 
     TASK_CANCELLED = "TASK_CANCELLED"
     TASK_EXPIRED = "TASK_EXPIRED"
@@ -118,6 +159,7 @@ class OutcomeCode(StrEnum):
     WORKFLOW_FAILED = "WORKFLOW_FAILED"
     WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"
     UPSTREAM_SKIPPED = "UPSTREAM_SKIPPED"
+    UPSTREAM_FAILED = "UPSTREAM_FAILED"
     SUBWORKFLOW_FAILED = "SUBWORKFLOW_FAILED"
     WORKFLOW_SUCCESS_CASE_NOT_MET = "WORKFLOW_SUCCESS_CASE_NOT_MET"
 
@@ -132,7 +174,7 @@ BUILTIN_CODE_REGISTRY: Final[dict[str, BuiltInTaskCode]] = {
 
 
 class TaskSendErrorCode(StrEnum):
-    """Why a send failed. Only ENQUEUE_FAILED may be worth another try."""
+    """Codes of failed sends. Only ENQUEUE_FAILED can be retried."""
 
     SEND_SUPPRESSED = "SEND_SUPPRESSED"
     VALIDATION_FAILED = "VALIDATION_FAILED"
@@ -142,33 +184,27 @@ class TaskSendErrorCode(StrEnum):
 
 
 class WorkflowStartErrorCode(StrEnum):
-    """Why a workflow did not start."""
+    """Codes of failed workflow starts."""
 
     BROKER_NOT_CONFIGURED = "BROKER_NOT_CONFIGURED"
     VALIDATION_FAILED = "VALIDATION_FAILED"
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
-    INTERNAL_FAILED = "INTERNAL_FAILED"
 
 
 class HandleErrorCode(StrEnum):
-    """Why an operation on a workflow failed."""
+    """Codes of failed operations on a workflow."""
 
     WORKFLOW_NOT_FOUND = "WORKFLOW_NOT_FOUND"
     DB_OPERATION_FAILED = "DB_OPERATION_FAILED"
-    LOOP_RUNNER_FAILED = "LOOP_RUNNER_FAILED"
     INTERNAL_FAILED = "INTERNAL_FAILED"
 
 
 class BrokerErrorCode(StrEnum):
-    """Which kind of database operation failed."""
+    """Codes of failed database operations."""
 
-    NO_BROKER = "NO_BROKER"
-    SCHEMA_INIT_FAILED = "SCHEMA_INIT_FAILED"
-    ENQUEUE_FAILED = "ENQUEUE_FAILED"
     TASK_INFO_QUERY_FAILED = "TASK_INFO_QUERY_FAILED"
     TASK_CANCEL_FAILED = "TASK_CANCEL_FAILED"
+    SCHEMA_INIT_FAILED = "SCHEMA_INIT_FAILED"
+    RECOVERY_FAILED = "RECOVERY_FAILED"
     MONITORING_QUERY_FAILED = "MONITORING_QUERY_FAILED"
-    CLEANUP_FAILED = "CLEANUP_FAILED"
-    LISTENER_START_FAILED = "LISTENER_START_FAILED"
-    LISTENER_SUBSCRIBE_FAILED = "LISTENER_SUBSCRIBE_FAILED"
     CLOSE_FAILED = "CLOSE_FAILED"

@@ -16,14 +16,22 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from horsies import PostgresConfig, embedded
-from horsies.storage.migrate import migrate
+from horsies import PostgresConfig
+from horsies.db.migrations import migrate
+from tests.support import servers
+from tests.support.servers import drop_database, named
 from tests.support.soundness import ailments
 from tests.support.workers import Workplace
 
 HOME_VARIABLE = "HORSIES_TEST_SERVER_HOME"
-TEMPLATE = "horsies_template"
 MEMORY_NEEDED = 4 * 1024**3
+# Fast rather than safe, for servers that end with the run.
+SETTINGS = {
+    "fsync": "off",
+    "synchronous_commit": "on",
+    "max_connections": "300",
+    "full_page_writes": "off",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if HOME_VARIABLE not in os.environ:
         home = Path(tempfile.mkdtemp(prefix="horsies-tests-", dir=_memory()))
         home.chmod(0o755)  # so that the server can live there, whoever it runs as
+        if servers.choice() != "embedded":  # which the first test that needs it starts
+            _acquire(home)
         os.environ[HOME_VARIABLE] = str(home)
         config.stash[_starter] = True
     config.addinivalue_line("markers", "breaks_invariants: leaves its database as no worker would")
@@ -49,38 +59,68 @@ def _memory() -> Path | None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if config.stash.get(_starter, False):
         home = Path(os.environ.pop(HOME_VARIABLE))
-        embedded.stop(home, remove=True)
+        if (home / "url").exists() and not servers.is_ours(servers.choice()):
+            with psycopg.connect((home / "url").read_text(), autocommit=True) as admin:
+                for name in (_template(home), f"{_template(home)}_new"):
+                    admin.execute(sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name)))
+        servers.release(servers.choice(), home)
         shutil.rmtree(home)
+
+
+def _acquire(home: Path) -> None:
+    """Start or join the chosen server once for all processes, which read its URL from a private file."""
+    try:
+        url = servers.acquire(servers.choice(), home, SETTINGS)
+    except servers.ServerUnavailable as error:
+        shutil.rmtree(home)
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+    (home / "url").touch(mode=0o600)
+    (home / "url").write_text(url)
+
+
+def _template(home: Path) -> str:
+    """Return the name of this run's template database. Other runs may share the server."""
+    return home.name.replace("-", "_") + "_template"
 
 
 @pytest.fixture(scope="session")
 def server_url() -> str:
     """The maintenance database of this run's server."""
-    settings = {
-        "fsync": "off",
-        "synchronous_commit": "on",
-        "max_connections": "300",
-        "full_page_writes": "off",
-    }
-    return embedded.ensure(Path(os.environ[HOME_VARIABLE]), settings=settings, announce=lambda _: None).url
+    home = Path(os.environ[HOME_VARIABLE])
+    if (home / "url").exists():
+        return (home / "url").read_text()
+    return servers.acquire(servers.choice(), home, SETTINGS)
+
+
+@pytest.fixture(scope="session")
+def role_maker(server_url: str) -> str:
+    """The server's URL for tests that create roles, which skip where its user is no superuser."""
+    if not servers.is_superuser(server_url):
+        pytest.skip(f"creates roles, and the user of {servers.CHOICE_VARIABLE} is no superuser")
+    return server_url
 
 
 @pytest.fixture(scope="session")
 def template(server_url: str) -> str:
     """A database with the schema, made once for all test processes."""
+    name = _template(Path(os.environ[HOME_VARIABLE]))
     with psycopg.connect(server_url, autocommit=True) as admin:
         admin.execute("SELECT pg_advisory_lock(1)")
-        exists = admin.execute("SELECT 1 FROM pg_database WHERE datname = %s", (TEMPLATE,)).fetchone()
+        exists = admin.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
         if exists is None:
-            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(f"{TEMPLATE}_new")))
-            url = _named(server_url, f"{TEMPLATE}_new")
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(f"{name}_new")))
+            url = named(server_url, f"{name}_new")
             asyncio.run(migrate(PostgresConfig(database_url=url)))
+            with psycopg.connect(url, autocommit=True) as owner:
+                owner.execute(
+                    "REVOKE CREATE ON SCHEMA public FROM PUBLIC"
+                )  # which has it before PostgreSQL 15
             admin.execute(
                 sql.SQL("ALTER DATABASE {} RENAME TO {}").format(
-                    sql.Identifier(f"{TEMPLATE}_new"), sql.Identifier(TEMPLATE)
+                    sql.Identifier(f"{name}_new"), sql.Identifier(name)
                 )
             )
-    return TEMPLATE
+    return name
 
 
 @pytest.fixture
@@ -107,13 +147,9 @@ def _database(server_url: str, template: str) -> Iterator[str]:
             sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
         )
         try:
-            yield _named(server_url, name)
+            yield named(server_url, name)
         finally:
-            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-def _named(url: str, database: str) -> str:
-    return url.rpartition("/")[0] + f"/{database}"
+            drop_database(admin, name)
 
 
 @pytest.fixture

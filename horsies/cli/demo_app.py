@@ -1,4 +1,4 @@
-"""The app of `horsies demo`: one task for each way in which a task can end, a workflow, and a schedule."""
+"""The app of `horsies demo`: one task for each way a task can end, a workflow, and a schedule."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def divide(x: int, y: int) -> TaskResult[float, TaskError]:
 
 @app.task("fetch", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["SERVICE_DOWN"], jitter=False))
 def fetch(up_at: datetime) -> TaskResult[str, TaskError]:
-    """Fails as long as the service that it needs is down."""
+    """Fail until the service that it needs is up."""
     if datetime.now(UTC) < up_at:
-        return TaskResult(err=TaskError(error_code="SERVICE_DOWN", message="nobody answers"))
+        return TaskResult(err=TaskError(error_code="SERVICE_DOWN", message="the service does not answer"))
     return TaskResult(ok="fetched")
 
 
@@ -85,7 +85,7 @@ def total(of: TaskResult[list[int], TaskError]) -> TaskResult[int, TaskError]:
 
 
 class SumOfSquares(WorkflowDefinition[int]):
-    """Makes numbers, squares each of them at once, adds them up."""
+    """List numbers, square them in parallel, and add them up."""
 
     name = "sum-of-squares"
     definition_key = "horsies.demo.sum-of-squares.v1"

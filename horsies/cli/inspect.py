@@ -1,328 +1,364 @@
-"""`horsies info`, `tasks`, `show` and `failed`: what there is, as tables for people or JSON for programs."""
+"""`horsies info`, `tasks`, `failed`, `show`, `why` and `top`: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from datetime import datetime
+from importlib.util import find_spec
+from typing import Any
 from uuid import UUID
 
 import click
 import msgspec
 
-from horsies.cli.database import ask
-from horsies.cli.options import database_options, locator_of, named_database
-from horsies.cli.tables import print_json, print_table
-from horsies.config import PostgresConfig
-from horsies.errors import ErrorCode, HorsiesError
-from horsies.spans import span
-from horsies.storage import monitor, notes, operations
-from horsies.storage import tasks as task_rows
-from horsies.storage.database import Connection
-from horsies.storage.monitor import Filter, Payload, QueueState, TaskState, WorkerState
-from horsies.storage.notes import TaskLogLine, TaskProgress
-from horsies.storage.why import why as reasons_of
-
-T = TypeVar("T")
+from horsies.cli.options import (
+    Database,
+    Redaction,
+    actor,
+    as_json_option,
+    database_options,
+    filter_options,
+    limit_option,
+    redact_option,
+    subject_argument,
+)
+from horsies.cli.output import age, first_line, print_fields, print_json, print_table, print_text, time_text
+from horsies.codec.results import STORED_SHOWN, error_of, raw, stored_text
+from horsies.db.connection import Connection
+from horsies.db.queries import inspect, operations
+from horsies.db.queries.inspect import Attempt, FullTask, Queue, TaskFilter, TaskRow, Worker
+from horsies.db.queries.tasks import TaskLogLine, TaskProgress
+from horsies.durations import seconds_between, span
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, how_to_install
+from horsies.status import TaskStatus
 
 WATCH_SECONDS = 1.0
-MESSAGE_WIDTH = 60
-_STATUSES = ("PENDING", "CLAIMED", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "EXPIRED")
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-limit_option = click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many."
-)
-
-
-def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--name`, `--queue` and `--code`."""
-    name = click.option("--name", metavar="NAME", help="Only this task.")
-    queue = click.option("--queue", metavar="QUEUE", help="Only this queue.")
-    code = click.option("--code", metavar="CODE", help="Only failures with this error code.")
-    return name(queue(code(command)))
-
-
-@click.command()
-@click.argument("locator", required=False)
-@click.option("-W", "--workers", "of_workers", is_flag=True, help="Workers instead of queues.")
-@click.option("--watch", is_flag=True, help="Print again every second, until you press Ctrl-C.")
-@as_json_option
-@database_options
-def info(
-    locator: str | None,
-    of_workers: bool,
-    watch: bool,
-    as_json: bool,
-    app: str | None,
-    database_url: PostgresConfig | None,
-) -> None:
-    """How the queues stand, or the workers."""
-    if locator and app:
-        raise click.UsageError(f"LOCATOR is {locator!r} and --app is {app!r}; give one of the two")
-    postgres = named_database(locator_of(locator, None) if locator else app, database_url)
-    while True:
-        document, print_it = _workers(postgres) if of_workers else _queues(postgres)
-        if watch and sys.stdout.isatty():
-            click.clear()
-        if as_json:
-            print_json(document)
-        else:
-            print_it()
-        if not watch:
-            return
-        sys.stdout.flush()
-        time.sleep(WATCH_SECONDS)
-
-
-def _queues(postgres: PostgresConfig | None) -> tuple[dict[str, Any], Callable[[], None]]:
-    async def look(connection: Connection) -> tuple[list[QueueState], list[str]]:
-        return await monitor.queues(connection), await operations.suspensions(connection)
-
-    queues, suspensions = ask(postgres, look)
-    is_suspended = operations.ALL_QUEUES in suspensions
-    document = {"suspended": is_suspended, "queues": [queue._asdict() for queue in queues]}
-
-    def print_it() -> None:
-        if is_suspended:
-            click.echo("all queues are suspended; `horsies resume` lets workers claim again")
-        if not queues:
-            click.echo("there are no tasks and no workers")
-        numbers = ["pending", "scheduled", "claimed", "running", "failed", "oldest", "limit"]
-        print_table(["queue", *numbers, "state"], [_queue_row(queue) for queue in queues], right=numbers)
-
-    return document, print_it
-
-
-def _queue_row(queue: QueueState) -> list[str]:
-    numbers = (queue.pending, queue.scheduled, queue.claimed, queue.running, queue.failed)
-    oldest = "" if queue.oldest_pending_seconds is None else span(queue.oldest_pending_seconds)
-    limit = "" if queue.max_concurrency is None else str(queue.max_concurrency)
-    return [
-        queue.name,
-        *(f"{number:,}" for number in numbers),
-        oldest,
-        limit,
-        "suspended" if queue.suspended else "",
-    ]
-
-
-def _workers(postgres: PostgresConfig | None) -> tuple[dict[str, Any], Callable[[], None]]:
-    workers = ask(postgres, monitor.workers)
-
-    def print_it() -> None:
-        if not workers:
-            click.echo("there are no workers")
-        header = ["worker", "host", "pid", "state", "queues", "slots", "running", "memory", "up", "last beat"]
-        right = ["pid", "slots", "running", "memory", "up", "last beat"]
-        print_table(header, [_worker_row(worker) for worker in workers], right=right)
-
-    return {"workers": [worker._asdict() for worker in workers]}, print_it
-
-
-def _worker_row(worker: WorkerState) -> list[str]:
-    known = worker.memory_usage_mb is not None and worker.children_memory_mb is not None
-    memory = f"{(worker.memory_usage_mb or 0) + (worker.children_memory_mb or 0):,.0f} MB" if known else ""
-    return [
-        worker.worker_id,
-        worker.hostname,
-        str(worker.pid),
-        worker.state,
-        ", ".join(worker.queues),
-        str(worker.processes),
-        str(worker.tasks_running),
-        memory,
-        age(worker.started_at),
-        f"{age(worker.last_beat_at)} ago",
-    ]
-
-
-@click.command()
-@click.option("--status", type=click.Choice(_STATUSES, case_sensitive=False), help="Only in this state.")
-@filter_options
-@limit_option
-@as_json_option
-@database_options
-def tasks(
-    status: str | None,
-    name: str | None,
-    queue: str | None,
-    code: str | None,
-    limit: int,
-    as_json: bool,
-    app: str | None,
-    database_url: PostgresConfig | None,
-) -> None:
-    """The tasks that were sent last, newest first."""
-    wanted = Filter(status, queue, name, code)
-    found = ask(
-        named_database(app, database_url), lambda connection: monitor.tasks(connection, wanted, limit)
-    )
-    _list(found, as_json, ["id", "task", "queue", "state", "sent", "attempts", "error"], _task_row)
-
-
-def _task_row(task: TaskState) -> list[str]:
-    error = "" if task.error_code is None else task.error_code
-    return [
-        task.task_id,
-        task.task_name,
-        task.queue_name,
-        task.status,
-        f"{age(task.sent_at)} ago",
-        str(task.attempts),
-        error,
-    ]
-
-
-@click.command()
-@filter_options
-@limit_option
-@as_json_option
-@database_options
-def failed(
-    name: str | None,
-    queue: str | None,
-    code: str | None,
-    limit: int,
-    as_json: bool,
-    app: str | None,
-    database_url: PostgresConfig | None,
-) -> None:
-    """The tasks that failed last, with why."""
-    wanted = Filter(None, queue, name, code)
-    found = ask(
-        named_database(app, database_url), lambda connection: monitor.failures(connection, wanted, limit)
-    )
-    _list(found, as_json, ["id", "task", "queue", "failed", "attempts", "error", "message"], _failure_row)
-
-
-def _failure_row(task: TaskState) -> list[str]:
-    when = "" if task.failed_at is None else f"{age(task.failed_at)} ago"
-    return [
-        task.task_id,
-        task.task_name,
-        task.queue_name,
-        when,
-        str(task.attempts),
-        task.error_code or "",
-        shortened(task.message or ""),
-    ]
-
-
-def _list(
-    found: Sequence[TaskState], as_json: bool, header: Sequence[str], row: Callable[[TaskState], list[str]]
-) -> None:
-    if as_json:
-        print_json({"tasks": [task._asdict() for task in found]})
-        return
-    if not found:
-        click.echo("there are no such tasks")
-    print_table(header, [row(task) for task in found], right=["attempts"])
-
-
-@click.command()
-@click.argument("task_id", type=click.UUID)
-@as_json_option
-@database_options
-def show(task_id: UUID, as_json: bool, app: str | None, database_url: PostgresConfig | None) -> None:
-    """One task in full, with its attempts, how far it is and what it has logged."""
-
-    async def look(connection: Connection) -> Shown | None:
-        found = await monitor.task(connection, task_id)
-        if found is None:
-            return None
-        tries = await task_rows.attempts(connection, task_id)
-        progress = await notes.progress(connection, task_id)
-        return Shown(*found, tries, progress, await notes.log_lines(connection, task_id))
-
-    shown = ask(named_database(app, database_url), look)
-    if shown is None:
-        raise no_such_task(task_id)
-    attempts: list[dict[str, Any]] = [dict(zip(_ATTEMPT, entry[1:], strict=True)) for entry in shown.attempts]
-    if as_json:
-        print_json(_document(shown, attempts))
-    else:
-        _print_task(shown, attempts)
-
-
-class Shown(NamedTuple):
-    """All that is known of a task."""
-
-    task: TaskState
-    payload: Payload
-    attempts: list[tuple[Any, ...]]
-    progress: TaskProgress | None
-    logs: list[TaskLogLine]
-
-
-def _document(shown: Shown, attempts: list[dict[str, Any]]) -> dict[str, Any]:
-    readable = {
-        field: raw(value) if field in ("args", "kwargs", "result") else value
-        for field, value in shown.payload._asdict().items()
-    }
-    return (
-        shown.task._asdict()
-        | readable
-        | {
-            "attempts": attempts,
-            "progress": None if shown.progress is None else shown.progress._asdict(),
-            "logs": [line._asdict() for line in shown.logs],
-        }
-    )
-
-
-def _print_task(shown: Shown, attempts: list[dict[str, Any]]) -> None:
-    facts = shown.task._asdict() | shown.payload._asdict()
-    if shown.progress is not None:
-        facts["progress"] = _how_far(shown.progress)
-    print_table(
-        ["field", "value"], [[field, _cell(value)] for field, value in facts.items() if value is not None]
-    )
-    click.echo()
-    header = ["attempt", "outcome", "started", "took", "error", "message", "worker"]
-    print_table(header, [_attempt_row(entry) for entry in attempts], right=["attempt", "took"])
-    if shown.logs:
-        click.echo()
-        rows = [
-            [str(line.attempt), _cell(line.at), line.level, line.logger, line.message] for line in shown.logs
-        ]
-        print_table(["attempt", "logged", "level", "logger", "message"], rows, right=["attempt"])
-
-
-def _how_far(progress: TaskProgress) -> str:
-    of = "" if progress.total is None else f" of {progress.total:g}"
-    said = f", {progress.message}" if progress.message else ""
-    return f"{progress.done:g}{of}{said} ({age(progress.at)} ago)"
-
-
-_ATTEMPT = (
+# The number of running tasks of a worker that are named.
+TASK_IDS_SHOWN = 100
+# The number of characters that are shown of arguments or a result that cannot be decoded.
+UNDECODABLE_SHOWN = 2_000
+# The fields of the JSON documents.
+_WORKER_FIELDS = (
+    "worker_id", "hostname", "pid", "state", "queues", "processes", "started_at", "last_beat_at", "memory_usage_mb",
+    "children_memory_mb",
+)  # fmt: skip
+_TASK_FIELDS = (
+    "task_id", "task_name", "status", "queue_name", "priority", "retry_count", "max_retries", "next_retry_at", "sent_at",
+    "enqueued_at", "claimed_at", "started_at", "completed_at", "failed_at", "worker_hostname", "worker_pid",
+    "worker_process_name", "error_code", "failed_reason", "attempts", "message",
+)  # fmt: skip
+_TASK_DETAIL_FIELDS = (
+    *_TASK_FIELDS, "args", "kwargs", "result", "good_until", "timeout_ms", "tags", "crash_count", "worker_id",
+)  # fmt: skip
+_ATTEMPT_FIELDS = (
     "attempt", "outcome", "will_retry", "started_at", "finished_at", "error_code", "error_message", "failed_reason",
     "worker_id", "worker_hostname", "worker_pid", "worker_process_name",
 )  # fmt: skip
 
 
-def _attempt_row(attempt: dict[str, Any]) -> list[str]:
-    began, ended = attempt["started_at"], attempt["finished_at"]
-    took = span((ended - began).total_seconds()) if began and ended else ""
-    return [
-        str(attempt["attempt"]),
-        attempt["outcome"] + (", retried" if attempt["will_retry"] else ""),
-        _cell(began) if began else "",
-        took,
-        attempt["error_code"] or "",
-        shortened(attempt["error_message"] or ""),
-        f"{attempt['worker_hostname'] or ''}:{attempt['worker_pid'] or ''}",
-    ]
+@click.command()
+@click.option("-W", "--workers", "of_workers", is_flag=True, help="Show workers instead of queues.")
+@click.option("--watch", is_flag=True, help="Print again every second, until you press Ctrl-C.")
+@as_json_option
+@database_options
+def info(of_workers: bool, watch: bool, as_json: bool, database: Database) -> None:
+    """Show queues or workers."""
+    show_all = _show_workers if of_workers else _show_queues
+    try:
+        while True:
+            show_all(database, as_json, clear=watch and sys.stdout.isatty())
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+
+
+def _show_queues(database: Database, as_json: bool, *, clear: bool) -> None:
+    async def read(connection: Connection) -> tuple[list[tuple[Queue, int]], list[str]]:
+        return await inspect.queues_with_failures(connection), await operations.suspensions(connection)
+
+    queues, suspensions = database.ask(read)
+    if clear:
+        click.clear()
+    is_suspended = operations.ALL_QUEUES in suspensions
+    if as_json:
+        print_json(
+            {
+                "suspended": is_suspended,
+                "queues": [_queue_document(queue, failed) for queue, failed in queues],
+            }
+        )
+        return
+    if is_suspended:
+        click.echo("all queues are paused; `horsies resume` lets workers claim again")
+    if not queues:
+        click.echo("there are no tasks and no workers")
+    rows = [queue_row(queue, failed) for queue, failed in queues]
+    print_table(rows, right=["pending", "scheduled", "claimed", "running", "failed", "oldest", "limit"])
+
+
+def _queue_document(queue: Queue, failed: int) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "pending": queue.waiting,
+        "scheduled": queue.scheduled,
+        "claimed": queue.claimed,
+        "running": queue.running,
+        "failed": failed,
+        "oldest_pending_seconds": queue.oldest_seconds,
+        "max_concurrency": queue.max_concurrency,
+        "suspended": queue.suspended_by is not None,
+    }
+
+
+def queue_row(queue: Queue, failed: int) -> dict[str, str]:
+    """Return the cells of a queue by column."""
+    return {
+        "queue": queue.name,
+        "pending": f"{queue.waiting:,}",
+        "scheduled": f"{queue.scheduled:,}",
+        "claimed": f"{queue.claimed:,}",
+        "running": f"{queue.running:,}",
+        "failed": f"{failed:,}",
+        "oldest": "" if queue.oldest_seconds is None else span(queue.oldest_seconds),
+        "limit": "" if queue.max_concurrency is None else str(queue.max_concurrency),
+        "state": "" if queue.suspended_by is None else "paused",
+    }
+
+
+def _show_workers(database: Database, as_json: bool, *, clear: bool) -> None:
+    workers = database.ask(read_workers)
+    if clear:
+        click.clear()
+    if as_json:
+        print_json({"workers": [_worker_document(worker, running) for worker, running in workers]})
+        return
+    if not workers:
+        click.echo("there are no workers")
+    rows = [worker_row(worker, running) for worker, running in workers]
+    print_table(rows, right=["pid", "slots", "running", "memory", "up", "last beat"])
+
+
+async def read_workers(connection: Connection) -> list[tuple[Worker, list[str]]]:
+    """Return each worker with the ids of its running tasks."""
+    workers, running = await inspect.workers(connection), await inspect.running_by_worker(connection)
+    return [(worker, running.get(worker.worker_id, [])) for worker in workers]
+
+
+def _worker_document(worker: Worker, running: list[str]) -> dict[str, Any]:
+    return _fields(worker, _WORKER_FIELDS) | {
+        "tasks_running": len(running),
+        "current_task_ids": sorted(running)[:TASK_IDS_SHOWN],
+    }
+
+
+def worker_row(worker: Worker, running: list[str]) -> dict[str, str]:
+    """Return the cells of a worker by column."""
+    memory = ""
+    if worker.memory_usage_mb is not None and worker.children_memory_mb is not None:
+        memory = f"{worker.memory_usage_mb + worker.children_memory_mb:,.0f} MB"
+    return {
+        "worker": worker.worker_id,
+        "host": worker.hostname,
+        "pid": str(worker.pid),
+        "state": worker.state,
+        "queues": ", ".join(map(str, worker.queues)),
+        "slots": str(worker.processes),
+        "running": str(len(running)),
+        "memory": memory,
+        "up": age(worker.started_at),
+        "last beat": f"{age(worker.last_beat_at)} ago",
+    }
 
 
 @click.command()
-@click.argument("task_id", type=click.UUID)
+@click.option("--status", type=click.Choice([*TaskStatus], case_sensitive=False), help="Only in this state.")
+@filter_options
+@limit_option
 @as_json_option
+@redact_option
 @database_options
-def why(task_id: UUID, as_json: bool, app: str | None, database_url: PostgresConfig | None) -> None:
-    """Why a task is not running, and what would help; the reason that matters most first."""
-    found = ask(named_database(app, database_url), lambda connection: reasons_of(connection, task_id))
+def tasks(
+    status: str | None,
+    limit: int,
+    as_json: bool,
+    redact: tuple[str, ...],
+    database: Database,
+    **filters: str | None,
+) -> None:
+    """List the tasks that were sent last, newest first."""
+    found = _search(TaskFilter(status, **filters), limit, redact, database)
+    _print_tasks(found, as_json, task_row)
+
+
+@click.command()
+@filter_options
+@limit_option
+@as_json_option
+@redact_option
+@database_options
+def failed(
+    limit: int, as_json: bool, redact: tuple[str, ...], database: Database, **filters: str | None
+) -> None:
+    """List the tasks that failed last, each with its error."""
+    found = _search(TaskFilter(**filters), limit, redact, database, failed=True)
+    _print_tasks(found, as_json, _failure_row)
+
+
+def _search(
+    wanted: TaskFilter,
+    limit: int,
+    redact: tuple[str, ...],
+    database: Database,
+    failed: bool = False,
+) -> list[TaskRow]:
+    redaction = Redaction(database.registry, redact)
+
+    async def read(connection: Connection) -> list[TaskRow]:
+        found = await inspect.search(connection, wanted, limit, failed=failed)
+        return await redaction.tasks(connection, found)
+
+    return database.ask(read)
+
+
+def _print_tasks(found: list[TaskRow], as_json: bool, row: Callable[[TaskRow], dict[str, str]]) -> None:
+    if as_json:
+        print_json({"tasks": [_fields(task, _TASK_FIELDS) for task in found]})
+        return
+    if not found:
+        click.echo("there are no such tasks")
+    print_table([row(task) for task in found], right=["attempts"])
+
+
+def task_row(task: TaskRow) -> dict[str, str]:
+    """Return the cells of a task by column."""
+    return {
+        "id": task.task_id,
+        "task": task.task_name,
+        "queue": task.queue_name,
+        "state": task.status,
+        "sent": f"{age(task.sent_at)} ago",
+        "attempts": str(task.attempts),
+        "error": task.error_code or "",
+    }
+
+
+def _failure_row(task: TaskRow) -> dict[str, str]:
+    return {
+        "id": task.task_id,
+        "task": task.task_name,
+        "queue": task.queue_name,
+        "failed": "" if task.failed_at is None else f"{age(task.failed_at)} ago",
+        "attempts": str(task.attempts),
+        "error": task.error_code or "",
+        "message": first_line(task.message),
+    }
+
+
+@click.command()
+@as_json_option
+@redact_option
+@subject_argument("task_id", "TASK_ID", ids=True)
+def show(task_id: UUID, as_json: bool, redact: tuple[str, ...], database: Database) -> None:
+    """Show one task in full, with its attempts, its progress and its log."""
+    found = database.ask(lambda connection: inspect.full_task(connection, task_id, with_reasons=False))
+    if found is None:
+        raise no_such_task(task_id)
+    found = Redaction(database.registry, redact).task(found)
+    found = found._replace(attempts=inspect.ended_attempts(found.attempts))
+    facts = _fields(found.task, _TASK_DETAIL_FIELDS)
+    if as_json:
+        print_json(_task_document(facts, found))
+    else:
+        _print_task(facts, found)
+
+
+def _task_document(facts: dict[str, Any], found: FullTask) -> dict[str, Any]:
+    return facts | {
+        **{field: raw(facts[field]) for field in ("args", "kwargs", "result")},
+        "attempts": [_fields(attempt, _ATTEMPT_FIELDS) for attempt in found.attempts],
+        "progress": None if found.progress is None else found.progress._asdict(),
+        "logs": [line._asdict() for line in found.logs],
+    }
+
+
+def _print_task(facts: dict[str, Any], found: FullTask) -> None:
+    for field in ("args", "kwargs"):
+        facts[field] = stored_text(facts[field], UNDECODABLE_SHOWN)
+    facts["result"], traceback = _result_and_traceback(found.task.result)
+    facts["progress"] = None if found.progress is None else _progress(found.progress)
+    print_fields(
+        {field: _cell(value) for field, value in facts.items() if value is not None}, longest=STORED_SHOWN
+    )
+    if found.attempts:
+        click.echo()
+        print_table([_attempt_row(attempt) for attempt in found.attempts], right=["attempt", "took"])
+    if found.logs:
+        click.echo()
+        print_table([_log_row(line) for line in found.logs], right=["attempt"])
+    if traceback:
+        click.echo()
+        print_text("traceback", traceback)
+
+
+def _result_and_traceback(result: str | None) -> tuple[str | None, str | None]:
+    """Return a stored result without the traceback of its error, and the traceback."""
+    _, traceback = error_of(result)
+    if result is None or traceback is None:
+        return stored_text(result, UNDECODABLE_SHOWN), None
+    document = msgspec.json.decode(result)
+    del document["err"]["exception"]["traceback"]
+    return msgspec.json.encode(document).decode(), traceback
+
+
+def _progress(progress: TaskProgress) -> str:
+    total = "" if progress.total is None else f" of {progress.total:g}"
+    message = f", {progress.message}" if progress.message else ""
+    return f"{progress.done:g}{total}{message} ({age(progress.at)} ago)"
+
+
+def _attempt_row(attempt: Attempt) -> dict[str, str]:
+    began, ended = attempt.started_at, attempt.finished_at
+    return {
+        "attempt": str(attempt.attempt),
+        "outcome": attempt.outcome + (", retried" if attempt.will_retry else ""),
+        "started": time_text(began),
+        "took": span(seconds_between(began, ended)) if began and ended else "",
+        "error": attempt.error_code or "",
+        "message": first_line(attempt.error_message),
+        "worker": f"{attempt.worker_hostname or ''}:{attempt.worker_pid or ''}",
+    }
+
+
+def _log_row(line: TaskLogLine) -> dict[str, str]:
+    return {
+        "attempt": str(line.attempt),
+        "logged": time_text(line.at),
+        "level": line.level,
+        "logger": line.logger,
+        "message": line.message,
+    }
+
+
+def _fields(record: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _cell(value: object) -> str:
+    return time_text(value) if isinstance(value, datetime) else str(value)
+
+
+@click.command()
+@as_json_option
+@subject_argument("task_id", "TASK_ID", ids=True)
+def why(task_id: UUID, as_json: bool, database: Database) -> None:
+    """Explain why a task is not running and what would help, the most important reason first."""
+    found = database.ask(lambda connection: inspect.why(connection, task_id))
     if found is None:
         raise no_such_task(task_id)
     if as_json:
@@ -340,32 +376,20 @@ def no_such_task(task_id: UUID) -> HorsiesError:
     )
 
 
-# How things are written
+@click.command()
+@redact_option
+@database_options
+def top(redact: tuple[str, ...], database: Database) -> None:
+    """Watch queues, workers and tasks, refreshed every second; keys retry, cancel and pause."""
+    if find_spec("textual") is None:
+        raise ConfigurationError(
+            "`horsies top` draws with textual, which is not installed",
+            code=ErrorCode.EXTRA_NOT_INSTALLED,
+            help_text=f"{how_to_install('tui')}; `horsies info --watch` needs nothing more",
+        )
+    # Report a problem of the database before the screen is taken over.
+    database.ask(operations.suspensions)
+    # textual is an extra, and takes a third of a second to import.
+    from horsies.cli.tui import TopApp
 
-
-def raw(text: str | None) -> msgspec.Raw | str | None:
-    """Stored JSON as JSON; anyone may have written that row, so what is none is shown as text."""
-    if text is None:
-        return None
-    try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-    return msgspec.Raw(text.encode())
-
-
-def age(moment: datetime) -> str:
-    return span((datetime.now(UTC) - moment).total_seconds())
-
-
-def shortened(text: str) -> str:
-    first = text.partition("\n")[0]
-    return first if len(first) <= MESSAGE_WIDTH else first[: MESSAGE_WIDTH - 1] + "…"
-
-
-def _cell(value: object) -> str:
-    return (
-        value.astimezone().isoformat(sep=" ", timespec="milliseconds")
-        if isinstance(value, datetime)
-        else str(value)
-    )
+    TopApp(database.postgres, actor(), Redaction(database.registry, redact)).run()

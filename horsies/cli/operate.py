@@ -1,4 +1,4 @@
-"""`horsies suspend`, `resume`, `requeue`, `cancel` and `purge`: acts of an operator, each on record."""
+"""`horsies pause`, `resume`, `retry`, `cancel` and `purge`: actions of an operator, each of which is recorded."""
 
 from __future__ import annotations
 
@@ -8,52 +8,55 @@ from uuid import UUID
 
 import click
 
-from horsies.cli.database import actor, ask
-from horsies.cli.inspect import as_json_option, filter_options, no_such_task
-from horsies.cli.options import database_options, named_database
-from horsies.cli.progress import progress
-from horsies.cli.tables import print_json
-from horsies.config import PostgresConfig
-from horsies.spans import seconds_of
-from horsies.storage import cancelling, operations, retention
-from horsies.storage.cancelling import Cancellation
-from horsies.storage.database import Connection
-from horsies.storage.operations import ALL_QUEUES, Failed
-from horsies.storage.retention import Old
+from horsies import cancellation
+from horsies.cancellation import Cancellation
+from horsies.cli.inspect import no_such_task
+from horsies.cli.options import (
+    Database,
+    actor,
+    as_json_option,
+    database_options,
+    duration,
+    filter_options,
+    subject_argument,
+)
+from horsies.cli.output import print_json, progress
+from horsies.db.connection import Connection
+from horsies.db.queries import operations, retention
+from horsies.db.queries.operations import ALL_QUEUES, Selection
+from horsies.db.queries.retention import Old
+from horsies.logs import counted
 
-_queue_option = click.option("--queue", metavar="QUEUE", help="This queue only.")
+_queue_option = click.option("--queue", metavar="QUEUE", help="Only this queue.")
 
 
 @click.command()
 @_queue_option
 @database_options
-def suspend(queue: str | None, app: str | None, database_url: PostgresConfig | None) -> None:
-    """Stop claiming, everywhere or from one queue; what runs goes on.
+def pause(queue: str | None, database: Database) -> None:
+    """Pause all queues, or one: no task is claimed from them; running tasks continue.
 
-    It lasts until `horsies resume`, through restarts.
+    A queue stays paused until `horsies resume`, also across restarts.
     """
-    is_new = ask(
-        named_database(app, database_url),
-        lambda connection: operations.suspend(connection, queue or ALL_QUEUES, actor()),
-    )
-    click.echo(f"{_named(queue)}: {'suspended' if is_new else 'suspended already'}")
+    is_new = database.ask(lambda connection: operations.suspend(connection, queue or ALL_QUEUES, actor()))
+    click.echo(f"{_named(queue)}: {'paused' if is_new else 'paused already'}")
 
 
 @click.command()
 @_queue_option
 @database_options
-def resume(queue: str | None, app: str | None, database_url: PostgresConfig | None) -> None:
-    """Let workers claim again."""
+def resume(queue: str | None, database: Database) -> None:
+    """Resume paused queues: workers claim from them again."""
 
     async def work(connection: Connection) -> tuple[bool, list[str]]:
         resumed = await operations.resume(connection, queue or ALL_QUEUES, actor())
         return resumed, await operations.suspensions(connection)
 
-    was_suspended, left = ask(named_database(app, database_url), work)
-    click.echo(f"{_named(queue)}: {'resumed' if was_suspended else 'not suspended'}")
+    was_paused, left = database.ask(work)
+    click.echo(f"{_named(queue)}: {'resumed' if was_paused else 'not paused'}")
     if left:
         names = ", ".join("all queues" if name == ALL_QUEUES else name for name in left)
-        click.echo(f"still suspended: {names}")
+        click.echo(f"still paused: {names}")
 
 
 def _named(queue: str | None) -> str:
@@ -61,132 +64,114 @@ def _named(queue: str | None) -> str:
 
 
 @click.command()
-@click.argument("task_ids", nargs=-1, type=click.UUID, metavar="[TASK_ID]...")
-@click.option(
-    "--all", "everything", is_flag=True, help="Every failed task, as far as the filters let it through."
-)
+@click.option("--all", "everything", is_flag=True, help="Retry every failed task that matches the filters.")
 @filter_options
-@click.option("--dry-run", is_flag=True, help="Only say how many there are.")
-@database_options
-def requeue(
-    task_ids: tuple[UUID, ...],
-    everything: bool,
-    name: str | None,
-    queue: str | None,
-    code: str | None,
-    dry_run: bool,
-    app: str | None,
-    database_url: PostgresConfig | None,
+@click.option("--dry-run", is_flag=True, help="Only print how many tasks match.")
+@subject_argument("task_ids", "TASK_ID...", ids=True, required=False)
+def retry(
+    task_ids: list[UUID], everything: bool, dry_run: bool, database: Database, **filters: str | None
 ) -> None:
-    """Send failed tasks through once more: the same tasks, with a fresh retry budget."""
+    """Retry failed tasks: the same tasks run again, with a fresh retry budget."""
     if bool(task_ids) == everything:
-        raise click.UsageError("say which: TASK_ID..., or --all, perhaps with --queue, --name or --code")
-    which = Failed(list(task_ids) if task_ids else None, queue, name, code)
-    postgres = named_database(app, database_url)
-    found = ask(postgres, lambda connection: operations.count_failed(connection, which))
+        raise click.UsageError("give TASK_ID..., or --all, with --queue, --name or --code if needed")
+    which = Selection(task_ids or None, **filters)
+    found = database.ask(lambda connection: operations.count(connection, "failed", which))
     if dry_run:
-        click.echo(f"{found:,} failed tasks would be sent through once more")
+        click.echo(f"{counted(found, 'failed task')} would be retried")
         return
 
-    async def work(connection: Connection) -> int:
-        done = 0
+    async def work(connection: Connection) -> tuple[int, int]:
+        done, twins = 0, await operations.count(connection, "twins", which)
         try:
-            with progress(found, "requeue") as advance:
+            with progress(found, "retry") as advance:
                 while batch := await operations.requeue(connection, which):
                     done += batch
                     advance(batch)
         finally:
             if done:
                 await operations.note(connection, actor(), "requeue", str(which), done)
-        return done
+        return done, twins
 
-    done = ask(postgres, work)
-    click.echo(f"{done:,} of {found:,} failed tasks are PENDING again")
-    if done < found:
-        click.echo("the others were passed over: a live task has their unique key, or somebody else had them")
+    done, twins = database.ask(work)
+    click.echo(f"{done:,} of {counted(found, 'failed task')} {'is' if done == 1 else 'are'} PENDING again")
+    if twins:
+        were = "was" if twins == 1 else "were"
+        click.echo(
+            f"{counted(twins, 'task')} {were} not retried: a live task has the same id; see `horsies doctor`"
+        )
+    if done + twins < found:
+        click.echo(
+            "the others were skipped: a live task has their unique key, or another process changed them"
+        )
     if task_ids and not found:
         click.echo("none of these tasks has failed", err=True)
         sys.exit(1)
 
 
 @click.command()
-@click.argument("task_ids", nargs=-1, required=True, type=click.UUID, metavar="TASK_ID...")
 @as_json_option
-@database_options
-def cancel(
-    task_ids: tuple[UUID, ...], as_json: bool, app: str | None, database_url: PostgresConfig | None
-) -> None:
-    """Cancel tasks: at once if they have not begun, else they are asked to stop."""
-    found = ask(
-        named_database(app, database_url),
-        lambda connection: cancelling.cancel(connection, task_ids, actor=actor()),
-    )
+@subject_argument("task_ids", "TASK_ID...", ids=True)
+def cancel(task_ids: list[UUID], as_json: bool, database: Database) -> None:
+    """Cancel tasks: at once if they have not started, else by asking them to stop."""
+    found = database.ask(lambda connection: cancellation.cancel(connection, task_ids, actor=actor()))
     if as_json:
         print_json({"tasks": [each._asdict() for each in found]})
-    for each in () if as_json else found:
-        click.echo(f"{each.task_id}: {_became(each)}")
+    else:
+        for each in found:
+            click.echo(f"{each.task_id}: {_outcome(each)}")
     known = {each.task_id for each in found}
     for task_id in task_ids:
         if str(task_id) not in known:
             raise no_such_task(task_id)
 
 
-def _became(done: Cancellation) -> str:
+def _outcome(done: Cancellation) -> str:
+    if not done.cancelled and done.status in ("PENDING", "CLAIMED", "RUNNING"):
+        return "not cancelled: a finished task has the same id; see `horsies doctor`"
     if not done.cancelled:
         return f"{done.status} already"
     return "asked to stop" if done.status == "RUNNING" else "cancelled"
-
-
-def _duration(_context: click.Context, _param: click.Parameter, value: str) -> timedelta:
-    try:
-        return timedelta(seconds=seconds_of(value))
-    except (ValueError, OverflowError) as error:
-        raise click.BadParameter(str(error)) from error
 
 
 @click.command()
 @click.option(
     "--status",
     type=click.Choice(("COMPLETED", "FAILED", "CANCELLED", "EXPIRED"), case_sensitive=False),
-    help="Only those that ended so.",
+    help="Only tasks with this status.",
 )
 @click.option(
     "--older-than",
     metavar="DURATION",
     required=True,
-    callback=_duration,
-    help="Those that ended longer ago than 30s, 15m, 12h or 7d.",
+    callback=duration,
+    help="Only tasks that ended longer ago than this: 30s, 15m, 12h or 7d.",
 )
-@click.option("--name", metavar="NAME", help="Only this task.")
-@_queue_option
-@click.option("--dry-run", is_flag=True, help="Only say how many there are.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@filter_options
+@click.option("--dry-run", is_flag=True, help="Only print how many tasks match.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @database_options
 def purge(
     status: str | None,
     older_than: timedelta,
-    name: str | None,
-    queue: str | None,
     dry_run: bool,
     yes: bool,
-    app: str | None,
-    database_url: PostgresConfig | None,
+    database: Database,
+    **filters: str | None,
 ) -> None:
     """Delete the records of finished tasks, with their results and attempts."""
-    postgres = named_database(app, database_url)
 
     async def look(connection: Connection) -> tuple[Old, int]:
         row = await (await connection.execute("SELECT now()")).fetchone()
         assert row is not None
-        which = Old(row[0] - older_than, queue=queue, status=status, name=name)
+        which = Old(row[0] - older_than, others=(), status=status, **filters)
         return which, await retention.count(connection, which)
 
-    which, found = ask(postgres, look)
+    which, found = database.ask(look)
     if dry_run:
-        click.echo(f"{found:,} finished tasks would be deleted")
+        click.echo(f"{counted(found, 'finished task')} would be deleted")
         return
     if found and not yes:
-        click.confirm(f"Delete {found:,} finished tasks?", abort=True)
+        click.confirm(f"Delete {counted(found, 'finished task')}?", abort=True)
 
     async def work(connection: Connection) -> int:
         done = 0
@@ -197,10 +182,10 @@ def purge(
                     advance(batch)
         finally:
             if done:
-                subject = (
-                    f"ended before {which.before.isoformat()}, status {status}, queue {queue}, name {name}"
-                )
+                chosen = Selection(None, status, **filters)
+                also = "" if chosen.is_empty else f" and {chosen}"
+                subject = f"ended before {which.before.isoformat()}{also}"
                 await operations.note(connection, actor(), "purge", subject, done)
         return done
 
-    click.echo(f"{ask(postgres, work):,} finished tasks deleted")
+    click.echo(f"{counted(database.ask(work), 'finished task')} deleted")

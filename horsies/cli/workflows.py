@@ -1,158 +1,137 @@
-"""`horsies workflows`: which there are, how far they are, and what may be done about them."""
+"""`horsies workflows`: list and show workflows, and pause, resume, cancel or retry them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from math import isfinite
+from typing import Any
 from uuid import UUID
 
 import click
-import msgspec
 
-from horsies.cli.database import ask
-from horsies.cli.options import database_options, named_database
-from horsies.cli.tables import print_json, print_table, printable
-from horsies.config import PostgresConfig
+from horsies.cli import CommandGroup
+from horsies.cli.options import (
+    Database,
+    Redaction,
+    as_json_option,
+    database_options,
+    limit_option,
+    redact_option,
+    subject_argument,
+)
+from horsies.cli.output import cut, print_json, print_table, printable, time_text
+from horsies.codec.results import error_of
+from horsies.db.connection import Connection
+from horsies.db.queries import workflows as stored
+from horsies.db.queries.workflows import NodeDetails, WorkflowDetails, WorkflowSummary
+from horsies.durations import seconds_between, span
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.status import WorkflowStatus
-from horsies.storage import steering
-from horsies.storage import workflows as stored
-from horsies.storage.database import Connection
+from horsies.workflow import control
 
-T = TypeVar("T")
-Work = Callable[[Connection], Awaitable[T]]
-LIST_FIELDS = (
-    "workflow_id", "name", "status", "sent_at", "started_at", "completed_at", "open_tasks", "total_tasks", "error",
-    "parent_workflow_id", "definition_key",
-)  # fmt: skip
-SHOW_FIELDS = (
-    "workflow_id", "name", "status", "sent_at", "started_at", "completed_at", "open_tasks", "deadline_at", "error",
-    "parent_workflow_id", "definition_key", "on_error",
-)  # fmt: skip
-NODE_FIELDS = (
-    "index", "node_id", "kind", "name", "status", "task_id", "sub_workflow_id", "queue_name", "priority",
-    "dependencies", "started_at", "completed_at", "due_at", "result", "summary",
-)  # fmt: skip
+# The fields of the JSON documents that have other names than those of the rows.
+JSON_NAMES = {"id": "workflow_id", "task_index": "index", "task_name": "name"}
 SIGNS = {
     "PENDING": "·", "READY": "○", "ENQUEUED": "○", "RUNNING": "▶", "COMPLETED": "✔", "FAILED": "✘", "SKIPPED": "↷",
 }  # fmt: skip
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def workflows() -> None:
-    """List workflows, draw one, and pause, resume, cancel or repair it."""
+    """List and show workflows, and pause, resume, cancel or retry them."""
 
 
 @workflows.command("list")
-@click.option("--status", type=click.Choice([*WorkflowStatus], case_sensitive=False), help="Only these.")
-@click.option("--name", help="Only workflows of this name.")
-@click.option("--all", "all_", is_flag=True, help="Sub-workflows too.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many at most."
+    "--status", type=click.Choice([*WorkflowStatus], case_sensitive=False), help="Only this status."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--name", help="Only workflows of this name.")
+@click.option("--all", "all_", is_flag=True, help="Include sub-workflows.")
+@limit_option
+@as_json_option
 @database_options
 def list_(
-    status: str | None,
-    name: str | None,
-    all_: bool,
-    limit: int,
-    as_json: bool,
-    app: str | None,
-    database_url: PostgresConfig | None,
+    status: str | None, name: str | None, all_: bool, limit: int, as_json: bool, database: Database
 ) -> None:
-    """The latest workflows, newest first."""
+    """List the latest workflows, newest first."""
     values = {"status": status, "name": name, "all": all_, "limit": limit}
-    rows = ask(named_database(app, database_url), lambda connection: stored.listing(connection, values))
-    found: list[dict[str, Any]] = [dict(zip(LIST_FIELDS, row, strict=True)) for row in rows]
+    rows = database.ask(lambda connection: stored.listing(connection, values))
+    found = [row._replace(error=None if row.error is None else _message(row.error)) for row in rows]
     if as_json:
-        print_json({"workflows": found})
+        print_json({"workflows": [_document(flow) for flow in found]})
         return
-    print_table(
-        ["workflow", "name", "status", "done", "sent", "took", "error"],
-        [_listed(each) for each in found],
-        right=["done", "took"],
-    )
+    print_table([_workflow_row(flow) for flow in found], right=["done", "took"])
     if not found:
         click.echo("no workflows")
 
 
 @workflows.command()
-@click.argument("workflow_id", type=click.UUID)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@database_options
-def show(workflow_id: UUID, as_json: bool, app: str | None, database_url: PostgresConfig | None) -> None:
-    """Draw a workflow: its nodes in order, what each waits for, their states and times."""
+@as_json_option
+@redact_option
+@subject_argument("workflow_id", "WORKFLOW_ID", ids=True)
+def show(workflow_id: UUID, as_json: bool, redact: tuple[str, ...], database: Database) -> None:
+    """Show the nodes of a workflow in order, with their dependencies, states and times."""
 
-    async def look(connection: Connection) -> tuple[tuple[Any, ...] | None, list[tuple[Any, ...]]]:
+    async def read(connection: Connection) -> tuple[WorkflowDetails | None, list[NodeDetails]]:
         return await stored.shown(connection, workflow_id), await stored.nodes(connection, workflow_id)
 
-    row, rows = ask(named_database(app, database_url), look)
-    if row is None:
+    flow, nodes = database.ask(read)
+    if flow is None:
         raise _unknown(workflow_id)
-    flow: dict[str, Any] = dict(zip(SHOW_FIELDS, row, strict=True))
-    nodes: list[dict[str, Any]] = [dict(zip(NODE_FIELDS, each, strict=True)) for each in rows]
+    redactor = Redaction(database.registry, redact).redactor
+    flow = flow._replace(error=redactor.json(flow.error))
+    nodes = [
+        node._replace(result=redactor.json(node.result), summary=redactor.json(node.summary))
+        for node in nodes
+    ]
     if as_json:
-        print_json({**flow, "nodes": nodes})
+        print_json({**_document(flow), "nodes": [_document(node) for node in nodes]})
         return
-    click.echo(f"{printable(flow['name'])}  {flow['status']}  {workflow_id}")
-    if flow["error"]:
-        message = msgspec.json.decode(flow["error"]).get("message")
-        click.echo(f"error: {printable(str(message))}")
-    print_table(["", "node", "status", "waits for", "runs", "started", "took"], drawn(nodes), right=["took"])
+    click.echo(f"{printable(cut(flow.name))}  {printable(cut(flow.status))}  {workflow_id}")
+    if flow.error:
+        click.echo(f"error: {printable(cut(_message(flow.error)))}")
+    print_table(_node_rows(nodes), right=["took"])
 
 
 @workflows.command()
-@click.argument("workflow_id", type=click.UUID)
-@database_options
-def pause(workflow_id: UUID, app: str | None, database_url: PostgresConfig | None) -> None:
-    """Start nothing more of a workflow; what runs may end."""
-    _steer(app, database_url, workflow_id, steering.pause, "paused", "not running, so it was not paused")
+@subject_argument("workflow_id", "WORKFLOW_ID", ids=True)
+def pause(workflow_id: UUID, database: Database) -> None:
+    """Pause a workflow: start no more nodes; running tasks continue."""
+    _act(database, workflow_id, control.pause, "paused", "not running, so it was not paused")
 
 
 @workflows.command()
-@click.argument("workflow_id", type=click.UUID)
-@database_options
-def resume(workflow_id: UUID, app: str | None, database_url: PostgresConfig | None) -> None:
-    """Go on with a workflow that is paused."""
-    _steer(
-        app,
-        database_url,
-        workflow_id,
-        steering.resume,
-        "goes on",
-        "not paused, so there is nothing to resume",
-    )
+@subject_argument("workflow_id", "WORKFLOW_ID", ids=True)
+def resume(workflow_id: UUID, database: Database) -> None:
+    """Resume a paused workflow."""
+    _act(database, workflow_id, control.resume, "resumed", "not paused, so there is nothing to resume")
 
 
 @workflows.command()
-@click.argument("workflow_id", type=click.UUID)
-@database_options
-def cancel(workflow_id: UUID, app: str | None, database_url: PostgresConfig | None) -> None:
-    """End a workflow with all its parts; what runs may end."""
-    _steer(app, database_url, workflow_id, steering.cancel, "cancelled", "over already")
+@subject_argument("workflow_id", "WORKFLOW_ID", ids=True)
+def cancel(workflow_id: UUID, database: Database) -> None:
+    """Cancel a workflow with its sub-workflows; running tasks continue."""
+    _act(database, workflow_id, control.cancel, "cancelled", "finished already")
 
 
 @workflows.command()
-@click.argument("workflow_id", type=click.UUID)
-@database_options
-def retry(workflow_id: UUID, app: str | None, database_url: PostgresConfig | None) -> None:
-    """Run again what failed or was skipped in a workflow that has failed."""
-    unfit = "neither failed nor paused, or a part of another workflow, so there is nothing to run again"
-    _steer(app, database_url, workflow_id, steering.retry_failed, "runs again what failed", unfit)
+@subject_argument("workflow_id", "WORKFLOW_ID", ids=True)
+def retry(workflow_id: UUID, database: Database) -> None:
+    """Retry the failed and skipped nodes of a failed workflow."""
+    refused = "neither failed nor paused, or a part of another workflow, so there is nothing to retry"
+    _act(database, workflow_id, control.retry_failed, "retries its failed nodes", refused)
 
 
-def _steer(
-    app: str | None,
-    database_url: PostgresConfig | None,
+def _act(
+    database: Database,
     workflow_id: UUID,
-    act: Callable[[Connection, UUID], Awaitable[bool | None]],
+    action: Callable[[Connection, UUID], Awaitable[bool | None]],
     done: str,
     refused: str,
 ) -> None:
-    """Do something about a workflow, and say what came of it."""
-    outcome = ask(named_database(app, database_url), lambda connection: act(connection, workflow_id))
+    """Carry out an action on a workflow, and print its outcome; exit 1 if the action was refused."""
+    outcome = database.ask(lambda connection: action(connection, workflow_id))
     if outcome is None:
         raise _unknown(workflow_id)
     click.echo(f"workflow {workflow_id} {done if outcome else 'is ' + refused}")
@@ -168,56 +147,60 @@ def _unknown(workflow_id: UUID) -> HorsiesError:
     )
 
 
-def _listed(flow: dict[str, Any]) -> list[str]:
-    done = flow["total_tasks"] - flow["open_tasks"]
-    return [
-        flow["workflow_id"],
-        flow["name"],
-        flow["status"],
-        f"{done}/{flow['total_tasks']}",
-        _at(flow["sent_at"]),
-        _took(flow["started_at"], flow["completed_at"]),
-        flow["error"] or "",
-    ]
+def _message(error: str) -> str:
+    """Return the message of a stored error; the beginning of the text if it has none."""
+    return error_of(f'{{"err":{error}}}')[0] or cut(error)
 
 
-def drawn(nodes: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A line for each node, indented by how many nodes come before it on the longest way there."""
-    depth: dict[int, int] = {}
-    names = {node["index"]: node["node_id"] for node in nodes}
-    left = {node["index"]: node for node in nodes}
+def _document(record: WorkflowSummary | WorkflowDetails | NodeDetails) -> dict[str, Any]:
+    return {JSON_NAMES.get(field, field): value for field, value in record._asdict().items()}
+
+
+def _workflow_row(flow: WorkflowSummary) -> dict[str, str]:
+    return {
+        "workflow": flow.id,
+        "name": flow.name,
+        "status": flow.status,
+        "done": f"{flow.total_tasks - flow.open_tasks}/{flow.total_tasks}",
+        "sent": time_text(flow.sent_at),
+        "took": _took(flow.started_at, flow.completed_at),
+        "error": flow.error or "",
+    }
+
+
+def _node_rows(nodes: Sequence[NodeDetails]) -> list[dict[str, str]]:
+    """Return a row for each node, indented by the length of the longest path to it."""
+    names = {node.task_index: node.node_id for node in nodes}
+    depths: dict[int, int] = {}
+    left = list(nodes)
     while left:
-        level = [index for index, node in left.items() if all(dep in depth for dep in node["dependencies"])]
-        for index in level:
-            depth[index] = 1 + max((depth[dep] for dep in left[index]["dependencies"]), default=-1)
-        for index in level:
-            del left[index]
-    return [
-        _line(node, depth[node["index"]], names) for node in sorted(nodes, key=lambda n: depth[n["index"]])
-    ]
+        ready = [node for node in left if all(dep in depths for dep in node.dependencies if dep in names)]
+        level = ready or left  # a cycle, which only rows changed by hand can have
+        depths |= {
+            node.task_index: 1 + max((depths.get(dep, -1) for dep in node.dependencies), default=-1)
+            for node in level
+        }
+        left = [node for node in left if node.task_index not in depths]
+    in_order = sorted(nodes, key=lambda node: depths[node.task_index])
+    return [_node_row(node, depths[node.task_index], names) for node in in_order]
 
 
-def _line(node: dict[str, Any], depth: int, names: dict[int, str]) -> list[str]:
-    runs = node["name"] if node["kind"] == "task" else f"{node['kind']} {node['name']}"
-    before = [names[dep] for dep in node["dependencies"]]
-    shown = ", ".join(before[:3]) + (f" and {len(before) - 3} more" if len(before) > 3 else "")
-    arrow = "  " * depth + ("└─ " if depth else "")
-    return [
-        SIGNS[node["status"]],
-        arrow + node["node_id"],
-        node["status"],
-        shown,
-        runs,
-        _at(node["started_at"]),
-        _took(node["started_at"], node["completed_at"]),
-    ]
-
-
-def _at(moment: datetime | None) -> str:
-    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def _node_row(node: NodeDetails, depth: int, names: dict[int, str]) -> dict[str, str]:
+    waits_for = [names.get(dep, str(dep)) for dep in node.dependencies]
+    more = f" and {len(waits_for) - 3} more" if len(waits_for) > 3 else ""
+    return {
+        "": SIGNS.get(node.status, "?"),
+        "node": "  " * depth + ("└─ " if depth else "") + node.node_id,
+        "status": node.status,
+        "waits for": ", ".join(waits_for[:3]) + more,
+        "runs": node.task_name if node.kind == "task" else f"{node.kind} {node.task_name}",
+        "started": time_text(node.started_at),
+        "took": _took(node.started_at, node.completed_at),
+    }
 
 
 def _took(began: datetime | None, ended: datetime | None) -> str:
     if began is None or ended is None:
         return ""
-    return f"{(ended - began).total_seconds():.2f} s"
+    seconds = seconds_between(began, ended)
+    return f"{seconds:.2f} s" if isfinite(seconds) else span(seconds)

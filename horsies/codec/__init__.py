@@ -1,12 +1,11 @@
-"""Turn arguments and results into JSON and back, as the task's signature says.
+"""Encode arguments and results as JSON and decode them, by the annotations of the task.
 
-The annotations alone decide how a value is written and read: no name in a payload is ever looked
-up, let alone imported. What is accepted comes out equal on the other side; everything else is
-refused where it is given, with the argument named.
+The annotations alone decide how a value is encoded and decoded: no name in a payload is ever looked up or imported. A value
+that would not be decoded to an equal value is rejected by the sender, with the name of the argument.
 """
 
 from horsies.codec.failures import describe_exception
-from horsies.codec.outcomes import decode_result, encode_result
+from horsies.codec.results import decode_result, encode_result
 from horsies.codec.signature import Signature
 from horsies.codec.values import ArgumentError, decode_json, encode_json
 

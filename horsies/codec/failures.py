@@ -1,25 +1,27 @@
-"""Write failures down as plain, bounded text.
+"""Describe exceptions as plain text of limited length.
 
-Exceptions hold anything: locks, sockets, a `__str__` that raises, 200 MB of message. Nothing of that
-leaves this module; what comes out is text that JSON and PostgreSQL both take.
+An exception may hold anything: locks, sockets, a `__str__` that raises, a message of 200 MB. The functions here return only text
+that JSON and PostgreSQL accept.
 """
 
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from enum import Enum
+from pathlib import Path
 from typing import Any, cast
 
-from horsies.results import BUILTIN_CODE_REGISTRY, BuiltInTaskCode, SubWorkflowError, TaskError
+from horsies.result import BUILTIN_CODE_REGISTRY, SubWorkflowError, TaskError
 
 FIELD_LIMIT = 8 * 1024  # bytes of UTF-8 in one field
-_FRAMES = 100  # the innermost ones; more would be cut off by FIELD_LIMIT anyway
+_FRAMES = 100  # the innermost ones; FIELD_LIMIT would cut off more
 _CUT = "…"
+_EXECUTOR = str(Path(__file__).parents[1] / "executor")
 _BUILTIN = "__builtin_task_code__"
 
 
 def clean(text: str, *, keep_end: bool = False) -> str:
-    """The text without NUL and lone surrogates, cut to `FIELD_LIMIT` bytes.
+    """Return the text without NUL and lone surrogates, cut to `FIELD_LIMIT` bytes.
 
     >>> clean("a\\0b")
     'a\ufffdb'
@@ -36,20 +38,20 @@ def clean(text: str, *, keep_end: bool = False) -> str:
 
 
 def render(value: Any, form: Callable[[Any], object] = str, *, keep_end: bool = False) -> str:
-    """A form of the value as clean text; a note in its place when making it fails.
+    """Return `form(value)` as clean text; a placeholder if that raises.
 
     >>> render(0, lambda n: 1 / n)
     '<unprintable: ZeroDivisionError>'
     """
     try:
-        # str.__str__ makes a plain str of a subclass, whose methods are the user's.
+        # str.__str__ makes a plain str of a subclass, whose own methods are user code.
         return clean(str.__str__(str(form(value))), keep_end=keep_end)
     except BaseException as error:  # noqa: BLE001  even sys.exit() in a __str__ must not hide the failure it describes
         return f"<unprintable: {type(error).__name__}>"
 
 
 def describe_exception(error: BaseException) -> dict[str, str]:
-    """The exception as text: type, module, message, repr and traceback, each bounded.
+    """Describe an exception by its type, module, message, repr and traceback, each of limited length.
 
     >>> describe_exception(KeyError("colour"))["message"]
     "'colour'"
@@ -64,11 +66,16 @@ def describe_exception(error: BaseException) -> dict[str, str]:
 
 
 def _traceback(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error, limit=-_FRAMES))
+    """Return the traceback from user code on. The frames above it are ours and call the task."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_EXECUTOR):
+        first = first.tb_next
+    lines = traceback.format_exception(type(error), error, first or error.__traceback__, limit=-_FRAMES)
+    return "".join(lines)
 
 
 def error_document(error: TaskError, plain: Callable[[Any], Any]) -> dict[str, Any]:
-    """The error as JSON values; `plain` gives the JSON form of its data."""
+    """Return the error as JSON values; `plain` converts its data."""
     code = error.error_code
     document: dict[str, Any] = {
         "error_code": {_BUILTIN: code.value} if isinstance(code, Enum) else code and render(code),
@@ -91,18 +98,14 @@ def _exception_document(exception: BaseException | Mapping[str, Any] | None) -> 
 
 
 def error_from(document: Mapping[str, Any]) -> TaskError:
-    """The error that `error_document` wrote; what a later version may have added is passed over."""
-    known = {**document, "error_code": _code_from(document.get("error_code"))}
+    """Return the error that `error_document` encoded; fields that a later version has added are ignored."""
+    code: Any = document.get("error_code")
+    if isinstance(code, dict):
+        code = cast(dict[str, Any], code).get(_BUILTIN, cast(Any, code))
+    if code is not None and not isinstance(code, str):
+        raise ValueError("not a task error: its error_code is not text")
+    # A code that a later version has added stays a string.
+    known = {**document, "error_code": code and BUILTIN_CODE_REGISTRY.get(code, code)}
     kind = SubWorkflowError if "sub_workflow_id" in known else TaskError
     values: dict[str, Any] = {field.name: known[field.name] for field in fields(kind) if field.name in known}
     return kind(**values)
-
-
-def _code_from(code: Any) -> BuiltInTaskCode | str | None:
-    """The code as a task would write it. One that only a later version knows stays a string."""
-    name = cast(dict[str, Any], code).get(_BUILTIN, code) if isinstance(code, dict) else code
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise ValueError("not a task error: its error_code is not text")
-    return BUILTIN_CODE_REGISTRY.get(name, name)

@@ -1,9 +1,6 @@
-"""Make a data directory and run a server on it; the caller holds the lock of its site.
+"""Create a data directory, and start and stop the PostgreSQL server in it."""
 
-A data directory gets its name only when it is complete, so a killed start leaves nothing that
-looks like one. The server takes a password on every door and outlives whoever started it.
-"""
-
+import contextlib
 import hashlib
 import os
 import secrets
@@ -16,120 +13,190 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from horsies.embedded.binaries import Binaries
-from horsies.embedded.postmaster import Postmaster, clear_stale, running
-from horsies.embedded.site import Site
+from horsies.embedded.paths import ServerPaths
 from horsies.errors import EmbeddedError, ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class Postmaster:
+    """The contents of a `postmaster.pid`."""
+
+    pid: int
+    port: int  # 0 until the server has written it
+    ready: bool  # accepts connections; false while starting or stopping
+
+
+def parse_pid_file(text: str) -> Postmaster | None:
+    """Parse the text of a `postmaster.pid`; return None if it is incomplete or something else."""
+    lines = [line.strip() for line in text.splitlines()]
+    try:
+        pid = int(lines[0])
+        port = int(lines[3]) if len(lines) > 3 else 0
+    except (ValueError, IndexError):
+        return None
+    if pid <= 0 or port < 0:
+        return None
+    return Postmaster(pid=pid, port=port, ready=len(lines) > 7 and lines[7] == "ready" and port > 0)
+
+
+def running(data: Path) -> Postmaster | None:
+    """Return the running server of this data directory, ready or not; None if there is none."""
+    postmaster = _read_pid_file(data)
+    if postmaster is None or not _is_postmaster(postmaster.pid, data):
+        return None
+    return postmaster
+
+
+def clear_stale(data: Path) -> None:
+    """Remove the pid file of a dead server; call it only if `running` returned None.
+
+    PostgreSQL refuses to start while a process with the recorded pid exists, even a zombie or another program. Its
+    interlock on shared memory still prevents a second server while any process of the dead one is alive.
+    """
+    postmaster = _read_pid_file(data)
+    with contextlib.suppress(OSError):
+        # Reap a zombie that is our child, which happens when we are PID 1 of a container; but no other child.
+        if postmaster and Path(f"/proc/{postmaster.pid}/comm").read_text().strip() == "postgres":
+            os.waitpid(postmaster.pid, os.WNOHANG)
+    (data / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _read_pid_file(data: Path) -> Postmaster | None:
+    try:
+        return parse_pid_file((data / "postmaster.pid").read_text(errors="replace"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _is_postmaster(pid: int, data: Path) -> bool:
+    """Return True if the process is the postmaster of this data directory; a zombie has no command line."""
+    if sys.platform == "linux":
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return Path(os.fsdecode(command[0])).name == "postgres" and os.fsencode(data) in command
+    listing = subprocess.run(
+        ["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, check=False, text=True
+    )
+    return f"postgres -D {data} " in listing.stdout
+
 
 USER = "horsies"
 LOCALE = "C.UTF-8" if sys.platform == "linux" else "C"
 # Written to postgresql.conf once, so that ALTER SYSTEM can still change them.
 DEFAULTS = {"max_connections": "200", "shared_buffers": "128MB", "timezone": "UTC", "log_timezone": "UTC"}
 UNFINISHED = ".initdb-"
-PATIENCE_S = 60.0  # to come up, to recover from a crash, to go down
-POLL_S = 0.01
+TIMEOUT_SECONDS = 60.0  # to come up, to recover from a crash, to go down
+POLL_SECONDS = 0.01
 LOG_KEPT_BYTES = 256 * 1024
 LOG_SHOWN_LINES = 12
-# PostgreSQL's words for what a second try can mend
+# Messages of PostgreSQL after which a start is tried again
 PORT_TAKEN = "Address already in use"
-PREDECESSOR_LINGERS = "is still in use"
+STILL_IN_USE = "is still in use"
 
 
-def create_data(site: Site, binaries: Binaries, *, sync: bool, lock: int) -> None:
-    """Make a data directory aside and give it its name when it is complete."""
-    for leftover in site.place.glob(f"{UNFINISHED}*"):
+def create_data(paths: ServerPaths, binaries: Binaries, *, sync: bool, lock: int) -> None:
+    """Create a data directory under a temporary name, and rename it when it is complete."""
+    for leftover in paths.server_folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover)
-    if site.relocated and not (site.home / "data").is_symlink():
-        (site.home / "data").symlink_to(site.data)
+    if paths.is_outside_home and not (paths.home / "data").is_symlink():
+        (paths.home / "data").symlink_to(paths.data)
     password = secrets.token_urlsafe(24)
-    _write_private(site.password, password)
-    work = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=site.place))
+    _write_private(paths.password, password)
+    work = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=paths.server_folder))
     _write_private(work / "password", password)
-    site.hand_over(work / "password")
-    site.hand_over(work)
+    paths.give_to_user(work / "password")
+    paths.give_to_user(work)
     command = [
         *(binaries.directory / "initdb", "--pgdata", work / "data", "--username", USER),
         *("--auth", "scram-sha-256", "--pwfile", work / "password", "--encoding", "UTF8"),
-        *("--locale", LOCALE, "--no-instructions", *(() if sync else ("--no-sync",))),
+        *("--locale", LOCALE, *(() if sync else ("--no-sync",))),
     ]
-    # initdb holds the lock too: should we be killed, nobody clears away what it still writes
-    outcome = _run(site, command, keep_open=(lock,))
+    # initdb holds the lock too: if we are killed, no other process deletes the folder that it still writes to
+    outcome = _run(paths, command, keep_open=(lock,))
     if outcome.returncode != 0:
-        raise failed(site, "initdb could not make a data directory", outcome.stdout)
+        raise start_error(paths, "initdb could not create a data directory", outcome.stdout)
     with (work / "data" / "postgresql.conf").open("a") as conf:
         conf.writelines(f"{name} = '{value}'\n" for name, value in DEFAULTS.items())
-    (work / "data").rename(site.data)
+    (work / "data").rename(paths.data)
     shutil.rmtree(work)
 
 
-def start(site: Site, binaries: Binaries, settings: Mapping[str, str]) -> Postmaster:
-    """Start the server; again on another port, or until a killed predecessor has really gone."""
-    deadline = time.monotonic() + PATIENCE_S
-    ports = _ports(site.home)
+def start(paths: ServerPaths, binaries: Binaries, settings: Mapping[str, str]) -> Postmaster:
+    """Start the server; try again on another port, or until the processes of a killed server are gone."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    ports = _ports(paths.home)
     port = next(ports)
     while True:
-        clear_stale(site.data)
-        complaint = _try_port(site, binaries, settings, port)
-        # asked of the data directory: a killed process's start may have been faster than ours
-        if (postmaster := settled(site)) is not None:
+        clear_stale(paths.data)
+        complaint = _try_port(paths, binaries, settings, port)
+        # read from the data directory: the server may have been started by a process that was killed since
+        if (postmaster := wait_until_settled(paths)) is not None:
             return postmaster
         if PORT_TAKEN in complaint:
             port = next(ports)
-        elif PREDECESSOR_LINGERS not in complaint:
-            raise failed(site, "the embedded PostgreSQL did not start", complaint)
+        elif STILL_IN_USE not in complaint:
+            raise start_error(paths, "the embedded PostgreSQL did not start", complaint)
         if time.monotonic() > deadline:
-            raise failed(site, f"the embedded PostgreSQL did not start in {PATIENCE_S:.0f} s", complaint)
-        time.sleep(POLL_S)
+            raise start_error(
+                paths, f"the embedded PostgreSQL did not start in {TIMEOUT_SECONDS:.0f} s", complaint
+            )
+        time.sleep(POLL_SECONDS)
 
 
-def settled(site: Site) -> Postmaster | None:
-    """The server once it is ready, or None once there is none: waits out a start or stop under way."""
-    deadline = time.monotonic() + PATIENCE_S
-    while (postmaster := running(site.data)) is not None and not postmaster.ready:
+def wait_until_settled(paths: ServerPaths) -> Postmaster | None:
+    """Wait until a server that starts or stops is done; return it if it is ready, None if there is none."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while (postmaster := running(paths.data)) is not None and not postmaster.ready:
         if time.monotonic() > deadline:
-            raise failed(site, f"PostgreSQL (pid {postmaster.pid}) is up but takes no connections")
-        time.sleep(POLL_S)
+            raise start_error(paths, f"PostgreSQL (pid {postmaster.pid}) is up but takes no connections")
+        time.sleep(POLL_SECONDS)
     return postmaster
 
 
-def shut_down(site: Site) -> bool:
-    """Ask for a fast shutdown and wait for its end; false when no server was running."""
-    postmaster = running(site.data)
+def stop(paths: ServerPaths) -> bool:
+    """Stop the server with a fast shutdown, and wait for its end; return False if none was running."""
+    postmaster = running(paths.data)
     if postmaster is None:
         return False
     os.kill(postmaster.pid, signal.SIGINT)
-    deadline = time.monotonic() + PATIENCE_S
-    while running(site.data) is not None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while running(paths.data) is not None:
         if time.monotonic() > deadline:
-            raise failed(site, f"PostgreSQL (pid {postmaster.pid}) did not stop in {PATIENCE_S:.0f} s")
-        time.sleep(POLL_S)
+            raise start_error(
+                paths, f"PostgreSQL (pid {postmaster.pid}) did not stop in {TIMEOUT_SECONDS:.0f} s"
+            )
+        time.sleep(POLL_SECONDS)
     return True
 
 
-def remove(site: Site) -> None:
-    """Delete what belongs to a stopped server; the lock stays, for others may wait on it."""
-    for folder in (site.data, site.place / "run", *site.place.glob(f"{UNFINISHED}*")):
+def remove(paths: ServerPaths) -> None:
+    """Delete the files of a stopped server, except for the lock: others may wait for it."""
+    for folder in (paths.data, paths.server_folder / "run", *paths.server_folder.glob(f"{UNFINISHED}*")):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (site.log, site.password, site.version):
+    for file in (paths.log, paths.password, paths.version):
         file.unlink(missing_ok=True)
-    if site.relocated and site.place.exists():
-        site.place.rmdir()
+    if paths.is_outside_home and paths.server_folder.exists():
+        paths.server_folder.rmdir()
 
 
-def failed(site: Site, what: str, complaint: str = "") -> EmbeddedError:
-    """The error for a server that does not do as it is told, with the end of what it said."""
+def start_error(paths: ServerPaths, what: str, complaint: str = "") -> EmbeddedError:
+    """Return the error for a server that did not start or stop, with the end of its output."""
     return EmbeddedError(
         what,
         code=ErrorCode.EMBEDDED_START_FAILED,
-        help_text=f"see {site.log}, or set HORSIES_DATABASE_URL to use another server",
+        help_text=f"see {paths.log}, or set HORSIES_DATABASE_URL to use another server",
         notes=complaint.strip().splitlines()[-LOG_SHOWN_LINES:],
     )
 
 
 def _ports(home: Path) -> Iterator[int]:
-    """A port of the home's own, where clients find a restarted server again; then any free one."""
+    """Yield a port derived from the home, so that a restarted server keeps it; then any free port."""
     digest = hashlib.sha256(os.fsencode(home)).digest()
     yield 20_000 + int.from_bytes(digest[:4]) % 12_000
     while True:
@@ -139,50 +206,50 @@ def _ports(home: Path) -> Iterator[int]:
         yield port
 
 
-def _try_port(site: Site, binaries: Binaries, settings: Mapping[str, str], port: int) -> str:
-    """Run `pg_ctl start` once; what the server logged meanwhile."""
+def _try_port(paths: ServerPaths, binaries: Binaries, settings: Mapping[str, str], port: int) -> str:
+    """Run `pg_ctl start` once, and return what the server logged meanwhile."""
     ours = {
         "listen_addresses": "127.0.0.1",
         "port": str(port),
-        "unix_socket_directories": _empty_sockets(site),
+        "unix_socket_directories": _empty_sockets(paths),
     }
     switches = [word for name, value in ({**settings, **ours}).items() for word in ("-c", f"{name}={value}")]
-    # pg_ctl pastes its paths into a shell command. So that any path will do, it gets the data
-    # directory by environment, the log by working directory, and options quoted by us.
+    # pg_ctl pastes its paths into a shell command without quotes. To allow any path, the data directory is passed in
+    # the environment, the log relative to the working directory, and the options are quoted here.
     command = [
-        *(binaries.directory / "pg_ctl", "start", "--wait", "--timeout", f"{PATIENCE_S:.0f}"),
-        *("--log", site.log.name, "--options", shlex.join(["-D", str(site.data), *switches])),
+        *(binaries.directory / "pg_ctl", "start", "--wait", "--timeout", f"{TIMEOUT_SECONDS:.0f}"),
+        *("--log", paths.log.name, "--options", shlex.join(["-D", str(paths.data), *switches])),
     ]
-    logged_before = _trim_log(site)
-    outcome = _run(site, command, cwd=site.place)
-    with site.log.open("rb") as log:
+    logged_before = _trim_log(paths)
+    outcome = _run(paths, command, cwd=paths.server_folder)
+    with paths.log.open("rb") as log:
         log.seek(logged_before)
         return log.read().decode(errors="replace") or outcome.stdout
 
 
-def _empty_sockets(site: Site) -> str:
-    """The setting for a fresh socket folder: whatever lies in the old one is a dead server's."""
-    if site.sockets is None:
+def _empty_sockets(paths: ServerPaths) -> str:
+    """Create an empty folder for the socket, and return the setting for it; old sockets belong to a dead server."""
+    if paths.sockets is None:
         return ""
-    shutil.rmtree(site.sockets, ignore_errors=True)
-    site.sockets.mkdir(mode=0o700)
-    site.hand_over(site.sockets)
-    return '"{}"'.format(str(site.sockets).replace('"', '""'))
+    shutil.rmtree(paths.sockets, ignore_errors=True)
+    paths.sockets.mkdir(mode=0o700)
+    paths.give_to_user(paths.sockets)
+    return '"{}"'.format(str(paths.sockets).replace('"', '""'))
 
 
-def _trim_log(site: Site) -> int:
-    """Keep only the end of a log that has grown; its size afterwards."""
-    if not site.log.exists():
-        _write_private(site.log, "")
-        site.hand_over(site.log)
-    if site.log.stat().st_size > LOG_KEPT_BYTES:
-        with site.log.open("r+b") as log:
+def _trim_log(paths: ServerPaths) -> int:
+    """Cut a long log to its end, and return its size."""
+    if not paths.log.exists():
+        _write_private(paths.log, "")
+        paths.give_to_user(paths.log)
+    if paths.log.stat().st_size > LOG_KEPT_BYTES:
+        with paths.log.open("r+b") as log:
             log.seek(-LOG_KEPT_BYTES, os.SEEK_END)
             end = log.read()
             log.seek(0)
             log.truncate()
             log.write(end)
-    return site.log.stat().st_size
+    return paths.log.stat().st_size
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -191,21 +258,25 @@ def _write_private(path: Path, text: str) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())  # a password lost to a power cut would lock everyone out
+        os.fsync(file.fileno())  # a password lost in a power cut would make the data unusable
 
 
 def _run(
-    site: Site, command: Sequence[str | Path], *, cwd: Path = Path("/"), keep_open: tuple[int, ...] = ()
+    paths: ServerPaths,
+    command: Sequence[str | Path],
+    *,
+    cwd: Path = Path("/"),
+    keep_open: tuple[int, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of PostgreSQL as the server's user, out of reach of our terminal's signals."""
-    # our environment may hold secrets, and the server's user can read that of its processes
+    """Run a program of PostgreSQL as the server's user, in a session of its own: Ctrl-C does not reach it."""
+    # our environment may hold secrets, and the server's user can read the environment of its processes
     env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    account = site.account
+    user = paths.user
     try:
         return subprocess.run(
             command,
             cwd=cwd,
-            env={**env, "LC_ALL": "C", "PGDATA": str(site.data)},
+            env={**env, "LC_ALL": "C", "PGDATA": str(paths.data)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -214,10 +285,10 @@ def _run(
             check=False,
             start_new_session=True,
             pass_fds=keep_open,
-            user=account.uid if account else None,
-            group=account.gid if account else None,
-            extra_groups=[] if account else None,
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=[] if user else None,
         )
     except OSError as error:
-        who = f" as user '{account.name}'" if account else ""
-        raise failed(site, f"can't run {command[0]}{who}: {error}") from error
+        who = f" as user '{user.name}'" if user else ""
+        raise start_error(paths, f"cannot run {command[0]}{who}: {error}") from error

@@ -1,1 +1,1 @@
-"""What ties horsies to other libraries. Each module needs the extra of its name, and nothing here imports it for you."""
+"""Integrations with other libraries. Each module needs the extra of its name and is never imported by horsies itself."""

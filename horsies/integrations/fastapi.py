@@ -1,4 +1,4 @@
-"""FastAPI: `lifespan` as for Starlette, and the queue as a dependency.
+"""FastAPI: the `lifespan` of the Starlette integration, and the app as a dependency.
 
 >>> web = FastAPI(lifespan=lifespan(app))
 >>> @web.get("/tasks/{task_id}")
@@ -19,7 +19,7 @@ __all__ = ["Queue", "lifespan", "queue"]
 
 
 def queue(request: Request) -> Horsies:
-    """The app that `lifespan` was given, for `Depends`; in tests, `dependency_overrides` takes this function."""
+    """Return the app passed to `lifespan`, for `Depends`; tests can override it with `dependency_overrides`."""
     return queue_of(request)
 
 

@@ -1,4 +1,4 @@
-"""Flask: an extension. Tasks run with the application's context, and `flask horsies …` is the horsies command.
+"""A Flask extension: tasks run in the application context, and `flask horsies …` is the horsies command.
 
 >>> FlaskHorsies(app, web)
 """
@@ -13,14 +13,14 @@ from werkzeug.local import LocalProxy
 
 from horsies.app import Horsies
 from horsies.cli import horsies
-from horsies.context import Running, Watcher
 from horsies.errors import ConfigurationError, ErrorCode
+from horsies.middleware import Middleware, RunContext
 
 _NAME = "horsies"
 
 
 class FlaskHorsies:
-    """Ties a queue to a Flask application, at once or by `init_app`.
+    """Register an app with a Flask application, at once or with `init_app`.
 
     >>> queue = FlaskHorsies(app)
     >>> def create_app() -> Flask:
@@ -35,17 +35,18 @@ class FlaskHorsies:
             self.init_app(web)
 
     def init_app(self, web: Flask) -> None:
+        """Register the app with a Flask application, and replace an earlier one."""
         web.extensions[_NAME] = self.app
         web.cli.add_command(horsies)
-        self.app.watchers[:] = [each for each in self.app.watchers if not isinstance(each, _InContext)]
-        self.app.watchers.append(_InContext(web))
+        self.app.middleware[:] = [each for each in self.app.middleware if not isinstance(each, _AppContext)]
+        self.app.middleware.append(_AppContext(web))
 
 
-class _InContext(Watcher):
+class _AppContext(Middleware):
     def __init__(self, web: Flask) -> None:
         self._web = web
 
-    def running(self, task: Running) -> AbstractContextManager[Any]:  # noqa: ARG002  it is the same for all
+    def running(self, task: RunContext) -> AbstractContextManager[Any]:  # noqa: ARG002  every task gets the same context
         return self._web.app_context()
 
 
@@ -55,10 +56,10 @@ def _current() -> Horsies:
         raise ConfigurationError(
             f"the Flask application {current_app.name!r} has no queue",
             code=ErrorCode.CONFIG_INVALID_VALUE,
-            help_text="call FlaskHorsies(app).init_app(web) where it is made",
+            help_text="call FlaskHorsies(app).init_app(web) where the application is created",
         )
     return found
 
 
 # The queue of the current Flask application.
-current_queue: Horsies = LocalProxy(_current)  # pyright: ignore[reportAssignmentType]  stands for a Horsies
+current_queue: Horsies = LocalProxy(_current)  # pyright: ignore[reportAssignmentType]  a proxy of a Horsies

@@ -1,6 +1,6 @@
-"""Starlette: the queue is connected while the web app runs, and at hand in every request.
+"""Starlette: connect the app while the web app runs, and make it available in every request.
 
-It imports nothing of Starlette, so that it serves whatever speaks ASGI's lifespan in the same way.
+It does not import Starlette, so it works with any framework that has the same ASGI lifespan.
 
 >>> web = Starlette(routes=[…], lifespan=lifespan(app))
 """
@@ -21,9 +21,9 @@ _STATE = "horsies"
 def lifespan(
     app: Horsies, wrapped: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None
 ) -> Lifespan:
-    """Connect when the web app starts, which fails if the database is not there, and disconnect when it stops.
+    """Return a lifespan that connects when the web app starts, or fails if the database is unreachable, and then disconnects.
 
-    A lifespan of your own goes on as it did, inside of this one.
+    Your own lifespan runs inside this one.
 
     >>> web = FastAPI(lifespan=lifespan(app, my_lifespan))
     """
@@ -45,7 +45,7 @@ def lifespan(
 
 
 def queue_of(request: Any) -> Horsies:
-    """The app whose lifespan the web app of this request has.
+    """Return the app that was passed to the `lifespan` of this request's web app.
 
     >>> await add.send_async(2, 3) if queue_of(request) is app else None
     """
@@ -54,6 +54,6 @@ def queue_of(request: Any) -> Horsies:
         raise ConfigurationError(
             "the web app of this request has no queue",
             code=ErrorCode.CONFIG_INVALID_VALUE,
-            help_text="make it with lifespan=horsies.integrations.starlette.lifespan(app)",
+            help_text="create it with lifespan=horsies.integrations.starlette.lifespan(app)",
         )
     return found

@@ -1,4 +1,4 @@
-"""structlog: events say which task they belong to, and what was bound where the task was sent.
+"""structlog: add the running task to events, and the context variables that were bound where the task was sent.
 
 >>> structlog.configure(processors=[add_task_context, structlog.processors.JSONRenderer()])
 >>> instrument(app)
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from structlog.contextvars import bound_contextvars, get_contextvars
 from structlog.typing import EventDict, WrappedLogger
 
-from horsies.context import Running, Sending, Watcher, part
 from horsies.logs import task_context
+from horsies.middleware import Middleware, RunContext, SendContext, header_dict
 from horsies.registry import TaskRegistry
 
 _HEADER = "structlog"
 
 
 def add_task_context(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """A processor: adds the task that runs, and what `log_context` says; what the event has itself stays.
+    """Add the running task and the values of `log_context` to an event; the event's own values win. A structlog processor.
 
     >>> structlog.configure(processors=[add_task_context, structlog.dev.ConsoleRenderer()])
     """
@@ -28,23 +28,23 @@ def add_task_context(_logger: WrappedLogger, _method: str, event: EventDict) -> 
 
 
 def instrument(app: TaskRegistry) -> None:
-    """Carry what is bound with `structlog.contextvars` to the tasks that are sent, and bind it while they run.
+    """Send the values bound with `structlog.contextvars` along with tasks, and bind them while the tasks run.
 
     >>> structlog.contextvars.bind_contextvars(request_id="7f3a")
     >>> add.send(2, 3)
     """
-    if not any(isinstance(watcher, _Carrier) for watcher in app.watchers):
-        app.watchers.append(_Carrier())
+    if not any(isinstance(each, _ContextVars) for each in app.middleware):
+        app.middleware.append(_ContextVars())
 
 
-class _Carrier(Watcher):
+class _ContextVars(Middleware):
     @contextmanager
-    def sending(self, sent: Sending) -> Generator[None]:
+    def sending(self, sent: SendContext) -> Generator[None]:
         if bound := get_contextvars():
             sent.headers[_HEADER] = bound
         yield
 
     @contextmanager
-    def running(self, task: Running) -> Generator[None]:
-        with bound_contextvars(**part(task.headers, _HEADER)):
+    def running(self, task: RunContext) -> Generator[None]:
+        with bound_contextvars(**header_dict(task.headers, _HEADER)):
             yield

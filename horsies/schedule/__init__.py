@@ -1,1 +1,1 @@
-"""Schedules as values: patterns, the instants they stand for, and what they start. No I/O."""
+"""Schedules: their patterns and slots, the scheduler that runs them, and the API to change them at run time."""

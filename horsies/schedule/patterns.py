@@ -1,29 +1,264 @@
-"""When something is to run: patterns, checked when they are made.
-
-A pattern that exists runs some day. All but the interval are local times of a calendar, told as a cron expression with
-the seconds in front; which instants these are, a time zone decides (see `slots`).
-"""
+"""Schedule patterns: interval, hourly, daily, weekly, monthly and cron, with typed terms for each field of a cron expression."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import InitVar, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import InitVar, fields
+from enum import StrEnum
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from horsies.errors import ErrorCode, SettingsReport, bounded
-from horsies.schedule.cron import (
-    CronFields,
-    CronMonthTerm,
-    CronNumericTerm,
-    DaySelector,
-    Weekday,
-    compile_fields,
-)
+from horsies.durations import Duration
+from horsies.errors import ConfigurationError, ErrorCode, SettingsReport, bounded, is_whole_number
+from horsies.frozen import dataclass
+
+
+class Weekday(StrEnum):
+    """A day of the week."""
+
+    MONDAY = "monday"
+    TUESDAY = "tuesday"
+    WEDNESDAY = "wednesday"
+    THURSDAY = "thursday"
+    FRIDAY = "friday"
+    SATURDAY = "saturday"
+    SUNDAY = "sunday"
+
+    @property
+    def number(self) -> int:
+        """Return the number of the day as in cron and ISO 8601: Monday is 1."""
+        return list(Weekday).index(self) + 1
+
+
+class Month(StrEnum):
+    """A month of the year."""
+
+    JANUARY = "january"
+    FEBRUARY = "february"
+    MARCH = "march"
+    APRIL = "april"
+    MAY = "may"
+    JUNE = "june"
+    JULY = "july"
+    AUGUST = "august"
+    SEPTEMBER = "september"
+    OCTOBER = "october"
+    NOVEMBER = "november"
+    DECEMBER = "december"
+
+    @property
+    def number(self) -> int:
+        """Return the number of the month: January is 1."""
+        return list(Month).index(self) + 1
+
+
+# The generic classes below have no slots: on Python 3.11, `CronEnumStep[Month](…)` fails for a frozen class with slots.
+Named = TypeVar("Named", Weekday, Month)
+
+
+@dataclass(frozen=True, slots=True)
+class CronEvery:
+    """Every value of the field: `*`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronStep:
+    """Every nth value from the start of the field: `*/n`."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronValues:
+    """These values: `a,b,c`."""
+
+    values: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronRange:
+    """From start to end, both included: `a-b` or `a-b/n`."""
+
+    start: int
+    end: int
+    step: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CronEnumStep(Generic[Named]):
+    """Every nth month or day of the week, from January or Monday on."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CronEnumValues(Generic[Named]):
+    """These months or days of the week."""
+
+    values: Sequence[Named]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CronEnumRange(Generic[Named]):
+    """From one month or day of the week to a later one, both included."""
+
+    start: Named
+    end: Named
+    step: int = 1
+
+
+CronNumericTerm = CronEvery | CronStep | CronValues | CronRange
+CronMonthTerm = CronEvery | CronEnumStep[Month] | CronEnumValues[Month] | CronEnumRange[Month]
+CronWeekdayTerm = CronEvery | CronEnumStep[Weekday] | CronEnumValues[Weekday] | CronEnumRange[Weekday]
+_Term = CronNumericTerm | CronMonthTerm | CronWeekdayTerm
+_TERM_REMEDY = "correct this term, or write a cron expression"
+
+
+@dataclass(frozen=True, slots=True)
+class EveryDay:
+    """Every day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByMonthDay:
+    """On these days of the month."""
+
+    day_of_month: Sequence[CronNumericTerm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByWeekday:
+    """On these days of the week."""
+
+    day_of_week: Sequence[CronWeekdayTerm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EitherDay:
+    """On these days of the month, and on these days of the week as well: the 13th, and every Friday."""
+
+    day_of_month: Sequence[CronNumericTerm]
+    day_of_week: Sequence[CronWeekdayTerm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BothDays:
+    """On days that are both: Friday the 13th."""
+
+    day_of_month: Sequence[CronNumericTerm]
+    day_of_week: Sequence[CronWeekdayTerm]
+
+
+DaySelector = EveryDay | ByMonthDay | ByWeekday | EitherDay | BothDays
+
+
+class _Field(NamedTuple):
+    """A field of a cron expression. Months and days of the week are given as members of `kind`, all else as numbers."""
+
+    name: str
+    low: int
+    high: int
+    kind: type[Weekday] | type[Month] | None = None
+
+
+_MINUTE = _Field("minute", 0, 59)
+_HOUR = _Field("hour", 0, 23)
+_MONTH_DAY = _Field("day_of_month", 1, 31)
+_MONTH = _Field("month", 1, 12, Month)
+_WEEKDAY = _Field("day_of_week", 1, 7, Weekday)
+
+
+def _compile(
+    report: SettingsReport, minute: object, hour: object, month: object, day: DaySelector | None
+) -> tuple[str, tuple[Weekday, ...]]:
+    """Return the cron expression of typed fields, and the days of the week that it is restricted to."""
+    times = f"{_text(report, _MINUTE, minute)} {_text(report, _HOUR, hour)}"
+    months = _text(report, _MONTH, month)
+    month_day, weekday, only_on = "*", "*", ()
+    match day:
+        case EveryDay():
+            pass
+        case ByMonthDay(day_of_month=terms):
+            month_day = _text(report, _MONTH_DAY, terms)
+        case ByWeekday(day_of_week=terms):
+            weekday = _text(report, _WEEKDAY, terms)
+        case EitherDay(day_of_month=days, day_of_week=terms):
+            month_day, weekday = _text(report, _MONTH_DAY, days), _text(report, _WEEKDAY, terms)
+            if "*" in (month_day, weekday):  # cron would restrict the days to the other field
+                month_day = weekday = "*"
+        case BothDays(day_of_month=days, day_of_week=terms):
+            month_day = _text(report, _MONTH_DAY, days)
+            numbers = _numbers(report, _WEEKDAY, terms)
+            only_on = tuple(day for day in Weekday if day.number in numbers)
+        case other:
+            kinds = "EveryDay, ByMonthDay, ByWeekday, EitherDay or BothDays"
+            report.fault(f"day is {other!r}; use {kinds}", _TERM_REMEDY)
+    return f"{times} {month_day} {months} {weekday}", only_on
+
+
+def _text(report: SettingsReport, field: _Field, terms: object) -> str:
+    numbers = sorted(_numbers(report, field, terms))
+    is_every = len(numbers) == field.high - field.low + 1
+    return "*" if is_every or not numbers else ",".join(map(str, numbers))
+
+
+def _numbers(report: SettingsReport, field: _Field, terms: object) -> set[int]:
+    """Return the union of some terms; report invalid terms and leave them out."""
+    if not isinstance(terms, list | tuple) or not terms:
+        report.fault(f"{field.name} is {terms!r}; use a list of terms, such as [CronEvery()]", _TERM_REMEDY)
+        return set()
+    found: set[int] = set()
+    for term in cast("Sequence[_Term]", terms):
+        try:
+            found.update(_term_numbers(field, term))
+        except _InvalidTerm as problem:
+            report.fault(f"{field.name} has {term!r}: {problem}", _TERM_REMEDY)
+    return found
+
+
+class _InvalidTerm(Exception):
+    """A term is invalid; the message says why."""
+
+
+def _term_numbers(field: _Field, term: _Term) -> Iterable[int]:
+    match term:
+        case CronEvery():
+            return range(field.low, field.high + 1)
+        case CronStep(step=step) | CronEnumStep(step=step):
+            _check_step(step, field.high - field.low)
+            return range(field.low, field.high + 1, step)
+        case CronValues(values=values) | CronEnumValues(values=values):
+            if not values:
+                raise _InvalidTerm("name at least one value")
+            return [_number(field, value) for value in values]
+        case CronRange(start=start, end=end, step=step) | CronEnumRange(start=start, end=end, step=step):
+            first, last = _number(field, start), _number(field, end)
+            if last < first:
+                raise _InvalidTerm("a range goes upwards; list the values instead")
+            _check_step(step, max(1, last - first))
+            return range(first, last + 1, step)
+        case _:  # pyright: ignore[reportUnnecessaryComparison]  (lists may hold anything)
+            raise _InvalidTerm("it is no term of this field")
+
+
+def _check_step(step: object, span: int) -> None:
+    if not is_whole_number(step, 1, span):
+        raise _InvalidTerm(f"use a step from 1 to {span}; a larger one would stand for the first value only")
+
+
+def _number(field: _Field, value: object) -> int:
+    if field.kind is not None:
+        if not isinstance(value, field.kind):
+            raise _InvalidTerm(f"use members of {field.kind.__name__}")
+        return value.number
+    if not isinstance(value, int) or not is_whole_number(value, field.low, field.high):
+        raise _InvalidTerm(f"use whole numbers from {field.low} to {field.high}")
+    return value
+
 
 _CODE = ErrorCode.CONFIG_INVALID_SCHEDULE
 _ALIASES = {
@@ -35,14 +270,14 @@ _ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-# The calendar repeats itself after 400 years, of which these are the first.
+# The calendar repeats after 400 years; this is the first of them.
 _FIRST, _YEARS = dt.datetime(2001, 1, 1), 400
-# A date and a day of the week that can come together do so within so many dates.
-_LOOK_AT = 3_000
+# If a date and a day of the week can coincide at all, they do within this many dates.
+_MAX_DATES = 3_000
 
 
 class Calendar(NamedTuple):
-    """Local times: a cron expression with seconds in front, and the days of the week it is restricted to, if any."""
+    """Local times: a cron expression with a leading field for seconds, restricted to days of the week if there are any."""
 
     expression: str
     only_on: frozenset[int] = frozenset()
@@ -50,56 +285,117 @@ class Calendar(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSchedule:
-    """At a fixed distance, counted from when the schedule came into being. Units are added up.
+    """Run at a fixed interval, counted from the creation of the schedule. Units are added up; each may be a `timedelta`.
 
     >>> IntervalSchedule(hours=1, minutes=30).delta
     datetime.timedelta(seconds=5400)
+    >>> IntervalSchedule(seconds=timedelta(days=2, minutes=1))
+    IntervalSchedule(seconds=60, minutes=None, hours=None, days=2)
     """
 
-    seconds: int | None = bounded(None, 1, 86_400)
-    minutes: int | None = bounded(None, 1, 1_440)
-    hours: int | None = bounded(None, 1, 168)
-    days: int | None = bounded(None, 1, 365)
+    type: ClassVar[str] = "interval"
+
+    seconds: int | dt.timedelta | None = bounded(None, 1, 86_400)
+    minutes: int | dt.timedelta | None = bounded(None, 1, 1_440)
+    hours: int | dt.timedelta | None = bounded(None, 1, 168)
+    days: int | dt.timedelta | None = bounded(None, 1, 365)
 
     def __post_init__(self) -> None:
+        if any(isinstance(value, dt.timedelta) for value in self._units.values()):
+            self._split()
         report = SettingsReport(self, _CODE)
         if (self.seconds, self.minutes, self.hours, self.days) == (None,) * 4:
             report.fault("no unit is given", "use at least one of seconds, minutes, hours and days")
         report.raise_if_any()
 
+    @classmethod
+    def every(cls, duration: Duration) -> Self:
+        """Return the interval of this many seconds, or of a `timedelta`.
+
+        >>> IntervalSchedule.every(90)
+        IntervalSchedule(seconds=90, minutes=None, hours=None, days=None)
+        """
+        given = cast(object, duration)
+        if isinstance(given, bool) or not isinstance(given, int | float | dt.timedelta):
+            raise _no_interval(given)
+        try:
+            return cls(seconds=given if isinstance(given, dt.timedelta) else dt.timedelta(seconds=given))
+        except (OverflowError, ValueError):  # infinite, or no number
+            raise _no_interval(given) from None
+
     @property
     def delta(self) -> dt.timedelta:
-        units = {"seconds": self.seconds, "minutes": self.minutes, "hours": self.hours, "days": self.days}
-        return dt.timedelta(**{unit: count for unit, count in units.items() if count is not None})
+        """Return the interval."""
+        parts = (
+            value if isinstance(value, dt.timedelta) else dt.timedelta(**{unit: value})
+            for unit, value in self._units.items()
+            if value is not None
+        )
+        return sum(parts, dt.timedelta(0))
+
+    def total_seconds(self) -> int:
+        """Return the interval in seconds."""
+        return round(self.delta.total_seconds())
+
+    @property
+    def _units(self) -> dict[str, int | dt.timedelta | None]:
+        return {"seconds": self.seconds, "minutes": self.minutes, "hours": self.hours, "days": self.days}
+
+    def _split(self) -> None:
+        """Replace units that are given as a `timedelta` by whole days and seconds."""
+        numbers = (value for value in self._units.values() if not isinstance(value, dt.timedelta))
+        if not all(value is None or is_whole_number(value, 0) for value in numbers):
+            return  # the field that is out of range is reported
+        total = self.delta
+        if total < dt.timedelta(seconds=1) or total.microseconds or total.days > _MAX_DAYS:
+            raise _no_interval(total)
+        for name, value in (("seconds", total.seconds), ("minutes", 0), ("hours", 0), ("days", total.days)):
+            object.__setattr__(self, name, value or None)
+
+
+_MAX_DAYS = 365
+
+
+def _no_interval(given: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"IntervalSchedule: the interval is {given!r}",
+        code=_CODE,
+        help_text=f"use whole seconds, or a timedelta of whole seconds, from a second to {_MAX_DAYS} days",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourlySchedule:
-    """Every hour, at a minute.
+    """Run every hour, at a minute.
 
     >>> HourlySchedule(minute=30)
     """
+
+    type: ClassVar[str] = "hourly"
 
     minute: int = bounded(None, 0, 59)
     second: int = bounded(0, 0, 59)
 
     def __post_init__(self) -> None:
         report = SettingsReport(self, _CODE)
-        if self.minute is None:  # pyright: ignore[reportUnnecessaryComparison]  (it has no default of its own)
+        if self.minute is None:  # pyright: ignore[reportUnnecessaryComparison]  (the field has no real default)
             report.fault("minute is missing", "say at which minute of the hour, from 0 to 59")
         report.raise_if_any()
 
     @property
     def calendar(self) -> Calendar:
+        """Return the local times of the slots."""
         return Calendar(f"{self.second} {self.minute} * * * *")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DailySchedule:
-    """Every day, at a local time.
+    """Run every day, at a local time.
 
     >>> DailySchedule(time=time(3, 0))
     """
+
+    type: ClassVar[str] = "daily"
 
     time: dt.time
 
@@ -110,15 +406,18 @@ class DailySchedule:
 
     @property
     def calendar(self) -> Calendar:
+        """Return the local times of the slots."""
         return Calendar(f"{_clock(self.time)} * * *")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeeklySchedule:
-    """On days of the week, at a local time.
+    """Run on days of the week, at a local time.
 
     >>> WeeklySchedule(days=[Weekday.MONDAY, Weekday.FRIDAY], time=time(9, 0))
     """
+
+    type: ClassVar[str] = "weekly"
 
     days: Sequence[Weekday]
     time: dt.time
@@ -126,7 +425,7 @@ class WeeklySchedule:
     def __post_init__(self) -> None:
         report = SettingsReport(self, _CODE)
         _check_time(report, self.time)
-        days = _own_weekdays(report, "days", self.days)
+        days = _sorted_weekdays(report, "days", self.days)
         if self.days in ([], ()):
             report.fault("days is empty", "name at least one Weekday")
         object.__setattr__(self, "days", days)
@@ -134,43 +433,49 @@ class WeeklySchedule:
 
     @property
     def calendar(self) -> Calendar:
+        """Return the local times of the slots."""
         return Calendar(f"{_clock(self.time)} * * {','.join(str(day.number) for day in self.days)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonthlySchedule:
-    """On a day of the month, at a local time; months without that day are left out.
+    """Run on a day of the month, at a local time; months without that day are skipped.
 
     >>> MonthlySchedule(day=1, time=time(0, 0))
     """
+
+    type: ClassVar[str] = "monthly"
 
     day: int = bounded(None, 1, 31)
     time: dt.time
 
     def __post_init__(self) -> None:
         report = SettingsReport(self, _CODE)
-        if self.day is None:  # pyright: ignore[reportUnnecessaryComparison]  (it has no default of its own)
+        if self.day is None:  # pyright: ignore[reportUnnecessaryComparison]  (the field has no real default)
             report.fault("day is missing", "say on which day of the month, from 1 to 31")
         _check_time(report, self.time)
         report.raise_if_any()
 
     @property
     def calendar(self) -> Calendar:
+        """Return the local times of the slots."""
         return Calendar(f"{_clock(self.time)} {self.day} * *")
 
 
 @dataclass(frozen=True, slots=True)
 class CronSchedule:
-    """As a cron expression says: minute, hour, day of month, month, day of week.
+    """Run by a cron expression: minute, hour, day of month, month, day of week.
 
-    `only_on` leaves these days of the week only, which cron itself cannot say. Instead of the expression, its fields may
-    be given as terms.
+    `only_on` restricts it to these days of the week, which cron itself cannot express. Instead of an expression, the fields
+    may be given as terms.
 
     >>> CronSchedule("*/5 9-17 * * mon-fri")
     >>> CronSchedule("0 0 13 * *", only_on=[Weekday.FRIDAY])
     >>> CronSchedule(minute=[CronValues(values=[15])], hour=[CronStep(step=4)], month=[CronEvery()], day=EveryDay())
     CronSchedule(expression='15 0,4,8,12,16,20 * * *', only_on=())
     """
+
+    type: ClassVar[str] = "cron"
 
     expression: str = ""
     only_on: Sequence[Weekday] = ()
@@ -187,25 +492,22 @@ class CronSchedule:
         day: DaySelector | None,
     ) -> None:
         report = SettingsReport(self, _CODE)
-        only_on = _own_weekdays(report, "only_on", self.only_on)
+        only_on = _sorted_weekdays(report, "only_on", self.only_on)
         expression: object = self.expression
-        typed = CronFields(minute, hour, month, day)
-        if typed != (None,) * 4:
-            compiled = compile_fields(typed)
+        if (minute, hour, month, day) != (None,) * 4:
             if expression or only_on:
                 report.fault("both an expression and typed fields are given", "give one of the two")
             else:
-                expression, only_on = compiled.expression, compiled.only_on
-                for problem in compiled.problems:
-                    report.fault(problem, "correct this term, or write a cron expression")
+                expression, only_on = _compile(report, minute, hour, month, day)
         if not report.errors:
-            expression = _readable(report, expression, only_on)
+            expression = _normalized(report, expression, only_on)
         object.__setattr__(self, "expression", expression)
         object.__setattr__(self, "only_on", only_on)
         report.raise_if_any()
 
     @property
     def calendar(self) -> Calendar:
+        """Return the local times of the slots."""
         return Calendar(f"0 {self.expression}", frozenset(day.number for day in self.only_on))
 
 
@@ -213,21 +515,25 @@ SchedulePattern = (
     IntervalSchedule | HourlySchedule | DailySchedule | WeeklySchedule | MonthlySchedule | CronSchedule
 )
 _KINDS: Mapping[str, Any] = {
-    "interval": IntervalSchedule,
-    "hourly": HourlySchedule,
-    "daily": DailySchedule,
-    "weekly": WeeklySchedule,
-    "monthly": MonthlySchedule,
-    "cron": CronSchedule,
+    kind.type: kind
+    for kind in (
+        IntervalSchedule,
+        HourlySchedule,
+        DailySchedule,
+        WeeklySchedule,
+        MonthlySchedule,
+        CronSchedule,
+    )
 }
 
 
 def is_pattern(value: object) -> bool:
+    """Return True for an instance of one of the pattern classes."""
     return type(value) in _KINDS.values()
 
 
 def describe(pattern: SchedulePattern) -> str:
-    """A pattern in a few words.
+    """Describe a pattern in a few words.
 
     >>> describe(WeeklySchedule(days=[Weekday.MONDAY], time=time(9, 0)))
     'monday at 09:00:00'
@@ -248,19 +554,18 @@ def describe(pattern: SchedulePattern) -> str:
 
 
 def to_data(pattern: SchedulePattern) -> dict[str, Any]:
-    """A pattern as plain JSON values, the same for equal patterns.
+    """Return a pattern as plain JSON values; equal patterns give equal values.
 
     >>> to_data(IntervalSchedule(minutes=5))
     {'kind': 'interval', 'minutes': 5}
     """
-    kind = next(name for name, each in _KINDS.items() if each is type(pattern))
     given = {setting.name: getattr(pattern, setting.name) for setting in fields(pattern)}
     kept = {name: value for name, value in given.items() if value not in (None, ())}
-    return {"kind": kind, **msgspec.to_builtins(kept)}
+    return {"kind": pattern.type, **msgspec.to_builtins(kept)}
 
 
 def from_data(data: Mapping[str, Any]) -> SchedulePattern:
-    """The pattern that `to_data` told of; what is no pattern is an error of this module's or a `ValueError`."""
+    """Return the pattern that `to_data` encoded; raise ConfigurationError or ValueError for anything else."""
     values = dict(data)
     make = _KINDS.get(values.pop("kind", ""))
     if make is None:
@@ -276,14 +581,14 @@ def from_data(data: Mapping[str, Any]) -> SchedulePattern:
         raise ValueError(f"a pattern of the kind {data['kind']!r} cannot be made of {values!r}") from error
 
 
-def _own_weekdays(report: SettingsReport, name: str, days: object) -> tuple[Weekday, ...]:
-    """The days in their order; a list that is none is reported."""
+def _sorted_weekdays(report: SettingsReport, name: str, days: object) -> tuple[Weekday, ...]:
+    """Return the days in their order; report a value that is no list of days."""
     if not isinstance(days, list | tuple | set | frozenset):
         report.fault(f"{name} is {days!r}", "use a list of members of Weekday")
         return ()
-    strange = [day for day in days if not isinstance(day, Weekday)]  # pyright: ignore[reportUnknownVariableType]
-    if strange:
-        report.fault(f"{name} has {strange[0]!r}", "use members of Weekday")
+    invalid = [day for day in days if not isinstance(day, Weekday)]  # pyright: ignore[reportUnknownVariableType]
+    if invalid:
+        report.fault(f"{name} has {invalid[0]!r}", "use members of Weekday")
     if len(set(days)) != len(days):  # pyright: ignore[reportUnknownArgumentType]
         report.fault(f"{name} names a day twice", "name each day once")
     return tuple(day for day in Weekday if day in days)
@@ -302,22 +607,22 @@ def _clock(time: dt.time) -> str:
     return f"{time.second} {time.minute} {time.hour}"
 
 
-def _readable(report: SettingsReport, expression: object, only_on: Sequence[Weekday]) -> str:
-    """The expression with single spaces and without aliases; reports one that is wrong or never comes true."""
+def _normalized(report: SettingsReport, expression: object, only_on: Sequence[Weekday]) -> str:
+    """Return the expression with single spaces and without aliases; report one that is invalid or never matches."""
     text = " ".join(expression.split()) if isinstance(expression, str) else ""
     text = _ALIASES.get(text.lower(), text)
     example = 'such as "*/5 9-17 * * mon-fri": minute, hour, day of month, month, day of week'
     if len(text.split()) != 5:
         report.fault(f"the cron expression is {expression!r}", f"write five fields, {example}")
         return text
-    if problem := _wrong_with(text, {day.number for day in only_on}):
+    if problem := _cron_problem(text, {day.number for day in only_on}):
         report.fault(
-            f"the cron expression {expression!r} {problem}", f"write one that can come true, {example}"
+            f"the cron expression {expression!r} {problem}", f"write one that matches some time, {example}"
         )
     return text
 
 
-def _wrong_with(expression: str, only_on: Set[int]) -> str | None:
+def _cron_problem(expression: str, only_on: Set[int]) -> str | None:
     minute, hour, month_day, month, weekday = expression.split()
     try:
         CronSim(f"{minute} {hour} {month_day} * {weekday}", _FIRST)
@@ -330,7 +635,7 @@ def _wrong_with(expression: str, only_on: Set[int]) -> str | None:
         return (
             "names a day that none of its months has" if wrong == "day-of-month" else f"has a wrong {wrong}"
         )
-    dates = takewhile(lambda at: at.year < _FIRST.year + _YEARS, islice(days, _LOOK_AT))
+    dates = takewhile(lambda at: at.year < _FIRST.year + _YEARS, islice(days, _MAX_DATES))
     if any(not only_on or at.isoweekday() in only_on for at in dates):
         return None
-    return "never comes true"
+    return "never matches"

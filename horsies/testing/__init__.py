@@ -1,7 +1,7 @@
 """Test code that sends tasks, on a real database and without a worker.
 
-Tasks are stored, claimed, run and ended by the code that workers use; only the process is the test's own. So what a test
-sees is what production does, and a debugger stops in a task.
+Tasks are stored, claimed, run and settled by the code that workers use, in the process of the test. So a test sees what production
+does, and a debugger stops in a task.
 
 >>> from horsies.testing import assert_enqueued, drain, travel
 >>> def test_a_signup_sends_mail(horsies_bind):
@@ -14,10 +14,17 @@ sees is what production does, and a debugger stops in a task.
 The fixtures `horsies_database_url` and `horsies_bind` come with the package's pytest plugin.
 """
 
-from horsies.testing.clock import travel
 from horsies.testing.databases import bound, fresh_database
-from horsies.testing.looking import Enqueued, assert_enqueued, enqueued
-from horsies.testing.running import Ran, drain, drain_async, inline
+from horsies.testing.runner import (
+    Enqueued,
+    Ran,
+    assert_enqueued,
+    drain,
+    drain_async,
+    enqueued,
+    inline,
+    travel,
+)
 
 __all__ = [
     "Enqueued",

@@ -1,241 +1,325 @@
-"""What viewers may do when actions are enabled. Each act is on record with who did it; one that comes too late is a 409."""
+"""The action handlers of the API: retry, cancel, delete and send tasks; pause and resume queues, workflows, schedules.
+
+Each action is recorded with the name of the viewer. An action that comes too late is answered with 409.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
+from horsies import cancellation
 from horsies.codec.values import ArgumentError
-from horsies.results import Err
-from horsies.scheduler.rows import ScheduleErrorCode, ScheduleResult
-from horsies.status import TASK_TERMINAL_STATES
-from horsies.storage import cancelling, dashboard, operations, steering
-from horsies.storage.database import Connection
-from horsies.storage.ids import new_ids
-from horsies.storage.monitor import Filter
-from horsies.storage.operations import Failed
-from horsies.storage.sights import Wanted
-from horsies.web.desk import Desk
-from horsies.web.inputs import Bulk, Names
-from horsies.web.refusals import Refusal, not_found
+from horsies.db.connection import Connection
+from horsies.db.ids import new_ids
+from horsies.db.queries import inspect, operations
+from horsies.db.queries.operations import Selection
+from horsies.redaction import NothingToRestore
+from horsies.result import Err
+from horsies.schedule.api import ScheduleErrorCode, ScheduleResult
+from horsies.status import TASK_TERMINAL_STATES, TaskStatus
+from horsies.web.requests import (
+    HttpError,
+    json_response,
+    not_found,
+    parse_id,
+    read_json,
+)
+from horsies.web.state import DashboardState, Work
+from horsies.workflow import control
 
-MOST_IDS = 1_000
+MAX_IDS = 1_000
 
 
-class Done(NamedTuple):
-    """How many things an act was about, and of how many it was to be."""
+class BulkFilter(msgspec.Struct, forbid_unknown_fields=True):
+    """The filter of a bulk action: a task must match every field that is given."""
 
-    done: int
-    found: int
+    status: TaskStatus | None = None
+    queue: str | None = None
+    name: str | None = None
+    code: str | None = None
+
+
+class Bulk(msgspec.Struct, forbid_unknown_fields=True):
+    """Some tasks, by their ids or by a filter; `dry_run` only counts them."""
+
+    ids: list[UUID] | None = None
+    filter: BulkFilter | None = None
+    dry_run: bool = False
+
+
+class OfQueue(msgspec.Struct, forbid_unknown_fields=True):
+    """One queue, or all of them."""
+
+    queue: str | None
+
+
+class OfSchedule(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class NewArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """The keyword arguments of a task."""
+
+    kwargs: dict[str, Any]
 
 
 class Actions:
-    """Acts in a viewer's name."""
+    """Handles the POST calls of the API, each by the method that the table of calls names."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, state: DashboardState) -> None:
+        self._state = state
 
-    async def retry(self, viewer: str, bulk: Bulk) -> Done:
-        """Send failed tasks through once more."""
-        which = _failed(bulk)
+    # Tasks
 
-        async def work(connection: Connection) -> Done:
-            found = await operations.count_failed(connection, which)
-            if bulk.dry_run:
-                return Done(0, found)
+    async def retry_tasks(self, request: Request) -> Response:
+        return json_response(await self._retry(_actor(request), await read_json(request, Bulk)))
+
+    async def cancel_tasks(self, request: Request) -> Response:
+        return json_response(await self._cancel(_actor(request), await read_json(request, Bulk)))
+
+    async def delete_tasks(self, request: Request) -> Response:
+        return json_response(await self._delete(_actor(request), await read_json(request, Bulk)))
+
+    async def retry_task(self, request: Request) -> Response:
+        problem = "The task is not FAILED any more, or belongs to a workflow."
+        return await self._one_task(request, self._retry, problem)
+
+    async def cancel_task(self, request: Request) -> Response:
+        return await self._one_task(request, self._cancel, "The task has ended.")
+
+    async def delete_task(self, request: Request) -> Response:
+        problem = "The task has not ended, or belongs to a workflow."
+        return await self._one_task(request, self._delete, problem)
+
+    async def _one_task(
+        self, request: Request, action: Callable[[str, Bulk], Awaitable[dict[str, int]]], problem: str
+    ) -> Response:
+        """Apply a bulk action to the task in the path; answer 409 with `problem` if it changed nothing."""
+        task_id = parse_id(request)
+        outcome = await action(_actor(request), Bulk(ids=[task_id]))
+        if outcome["done"]:
+            return json_response(outcome)
+        if await self._state.query(lambda connection: inspect.task(connection, task_id, shown=0)) is None:
+            raise not_found(f"task {task_id}")
+        raise HttpError(409, problem, "Reload the page to see its current state.")
+
+    async def _retry(self, actor: str, bulk: Bulk) -> dict[str, int]:
+        """Enqueue failed tasks again."""
+        which = _selection(bulk)
+        if which.status not in (None, "FAILED"):
+            raise HttpError(400, f"Tasks that are {which.status} cannot be retried: only FAILED tasks can.")
+
+        async def retry(connection: Connection) -> int:
             done = await _in_batches(lambda: operations.requeue(connection, which))
-            await _note(connection, viewer, "requeue", str(which), done)
-            return Done(done, found)
+            await operations.note(connection, actor, "requeue", str(which), done)
+            return done
 
-        return await self._desk.act(work)
+        return await self._change(bulk, lambda each: operations.count(each, "failed", which), retry)
 
-    async def cancel(self, viewer: str, bulk: Bulk) -> Done:
-        """End tasks that wait, and ask those that run to stop."""
-        names = _chosen(bulk)
-        if names.status in TASK_TERMINAL_STATES:
-            raise Refusal(400, f"Tasks that are {names.status} cannot be cancelled: they have ended.")
-        wanted = Wanted(names.status, names.queue, names.name)
+    async def _cancel(self, actor: str, bulk: Bulk) -> dict[str, int]:
+        """Cancel tasks that wait, and ask running ones to stop."""
+        which = _selection(bulk)
+        if which.status in TASK_TERMINAL_STATES:
+            raise HttpError(400, f"Tasks that are {which.status} cannot be cancelled: they have ended.")
 
-        async def work(connection: Connection) -> Done:
-            found = await dashboard.count_live(connection, bulk.ids, wanted)
-            if bulk.dry_run:
-                return Done(0, found)
+        async def cancel(connection: Connection) -> int:
             if bulk.ids is not None:
-                told = await cancelling.cancel(connection, bulk.ids, actor=actor(viewer))
-                return Done(sum(each.cancelled for each in told), found)
-            which = Filter(names.status, names.queue, names.name)
-            batches = cancelling.cancel_all(connection, which, actor=actor(viewer))
-            return Done(sum([count async for count in batches]), found)
+                outcomes = await cancellation.cancel(connection, bulk.ids, actor=actor)
+                return sum(each.cancelled for each in outcomes)
+            batches = cancellation.cancel_all(connection, which, actor=actor)
+            return sum([count async for count in batches])
 
-        return await self._desk.act(work)
+        return await self._change(bulk, lambda each: operations.count(each, "live", which), cancel)
 
-    async def delete(self, viewer: str, bulk: Bulk) -> Done:
-        """Delete the records of finished tasks; those of workflows go with their workflow."""
-        wanted = _finished(bulk)
+    async def _delete(self, actor: str, bulk: Bulk) -> dict[str, int]:
+        """Delete the records of finished tasks; a workflow's tasks are deleted only with their workflow."""
+        which = _selection(bulk)
+        if which.status is not None and which.status not in TASK_TERMINAL_STATES:
+            raise HttpError(400, f"Tasks that are {which.status} cannot be deleted: they have not ended.")
 
-        async def work(connection: Connection) -> Done:
-            found = await dashboard.count_finished(connection, bulk.ids, wanted)
-            if bulk.dry_run:
-                return Done(0, found)
-            done = await _in_batches(
-                lambda: dashboard.delete_finished(connection, bulk.ids, wanted, operations.BATCH)
-            )
-            await _note(connection, viewer, "delete", _named(bulk), done)
-            return Done(done, found)
+        async def delete(connection: Connection) -> int:
+            done = await _in_batches(lambda: operations.delete_finished(connection, which, operations.BATCH))
+            await operations.note(connection, actor, "delete", str(which), done)
+            return done
 
-        return await self._desk.act(work)
+        return await self._change(bulk, lambda each: operations.count(each, "finished", which), delete)
 
-    async def resend(self, viewer: str, task_id: UUID, kwargs: dict[str, Any]) -> str:
-        """Send a new task like this one, with arguments of its own; its id."""
-        encoded = msgspec.json.encode(kwargs).decode()
+    async def _change(self, bulk: Bulk, count: Work[int], change: Work[int]) -> dict[str, int]:
+        """Count the tasks that match, and change them unless it is a dry run. Return both numbers."""
+
+        async def work(connection: Connection) -> dict[str, int]:
+            found = await count(connection)
+            return {"done": 0 if bulk.dry_run else await change(connection), "found": found}
+
+        return await self._state.act(work)
+
+    async def resend_task(self, request: Request) -> Response:
+        """Send a new task like an existing one, with edited arguments; answer with its id."""
+        edited = (await read_json(request, NewArguments)).kwargs
+        task_id, actor = parse_id(request), _actor(request)
 
         async def work(connection: Connection) -> str:
-            found = await dashboard.task(connection, task_id)
+            found = await inspect.arguments(connection, task_id)
             if found is None:
                 raise not_found(f"task {task_id}")
-            self._refuse_misfits(found[0].task_name, encoded)
+            encoded = msgspec.json.encode(self._restored(edited, found.kwargs)).decode()
+            self._check_arguments(found.task_name, encoded)
             async with connection.transaction():
-                new_id = await dashboard.resend(connection, task_id, new_ids(1)[0], encoded)
+                new_id = await operations.resend(connection, task_id, new_ids(1)[0], encoded)
                 if new_id is None:
-                    raise Refusal(409, "The task was deleted meanwhile.")
-                await _note(connection, viewer, "resend", f"{task_id} as {new_id}", 1)
+                    raise HttpError(409, "The task was deleted meanwhile.")
+                await operations.note(connection, actor, "resend", f"{task_id} as {new_id}", 1)
             return new_id
 
-        return await self._desk.act(work)
+        return json_response({"task_id": await self._state.act(work)})
 
-    def _refuse_misfits(self, task_name: str, kwargs: str) -> None:
-        """Where the app is known, so is what its tasks take."""
-        limit = self._desk.app.config.payload.reject_bytes
+    def _restored(self, kwargs: dict[str, Any], original: str | None) -> dict[str, Any]:
+        """Return edited arguments with the original values wherever the form still says "[redacted]"."""
+        redactor = self._state.redactor
+        if not redactor:
+            return kwargs
+        try:
+            before = msgspec.json.decode(original or "{}")
+        except msgspec.DecodeError:
+            before = {}
+        try:
+            return redactor.restore(kwargs, before)
+        except NothingToRestore as error:
+            problem = f"The arguments cannot be sent: {error}."
+            raise HttpError(400, problem, "Write the value itself.") from None
+
+    def _check_arguments(self, task_name: str, kwargs: str) -> None:
+        """Refuse arguments that are too large, or that do not match the task's signature if the app is known."""
+        limit = self._state.app.config.payload.reject_bytes
         if limit is not None and len(kwargs.encode()) > limit:
-            raise Refusal(400, f"The arguments take more than the limit of {limit:,} bytes.")
-        task = self._desk.app.tasks.get(task_name) if self._desk.knows_tasks else None
+            raise HttpError(400, f"The arguments are larger than the limit of {limit:,} bytes.")
+        task = self._state.app.tasks.get(task_name)
         if task is not None:
             try:
                 task.definition.signature.decode(None, kwargs)
             except ArgumentError as error:
-                raise Refusal(400, f"The arguments do not fit {task_name}: {error}.") from None
+                problem = self._state.redactor.scrub(str(error), kwargs)
+                raise HttpError(400, f"The arguments do not fit {task_name}: {problem}.") from None
 
-    async def pause_queue(self, viewer: str, queue: str | None) -> None:
-        """Nobody claims from this queue any more, or from any."""
+    # Queues
 
-        async def work(connection: Connection) -> bool:
-            return await operations.suspend(connection, queue or operations.ALL_QUEUES, actor(viewer))
+    async def pause_queue(self, request: Request) -> Response:
+        return await self._queue(request, operations.suspend, "It is paused already.")
 
-        if not await self._desk.act(work):
-            raise Refusal(409, "Somebody else has paused it already.")
+    async def resume_queue(self, request: Request) -> Response:
+        return await self._queue(request, operations.resume, "It is not paused any more.")
 
-    async def resume_queue(self, viewer: str, queue: str | None) -> None:
-        async def work(connection: Connection) -> bool:
-            return await operations.resume(connection, queue or operations.ALL_QUEUES, actor(viewer))
+    async def _queue(
+        self, request: Request, action: Callable[[Connection, str, str], Awaitable[bool]], too_late: str
+    ) -> Response:
+        queue = (await read_json(request, OfQueue)).queue or operations.ALL_QUEUES
+        if not await self._state.act(lambda connection: action(connection, queue, _actor(request))):
+            raise HttpError(409, too_late)
+        return json_response({})
 
-        if not await self._desk.act(work):
-            raise Refusal(409, "It is not paused any more.")
+    # Schedules
 
-    async def steer(self, viewer: str, act: str, workflow_id: UUID) -> None:
-        """Pause, resume, cancel or repair a workflow."""
-        carry_out, too_late = _STEERING[act]
+    async def pause_schedule(self, request: Request) -> Response:
+        return await self._schedule(request, "pause", self._state.app.schedules.pause_async)
+
+    async def resume_schedule(self, request: Request) -> Response:
+        return await self._schedule(request, "resume", self._state.app.schedules.resume_async)
+
+    async def run_schedule(self, request: Request) -> Response:
+        """Run a schedule once, now; answer with the id of the task or workflow that it started."""
+        if not self._state.knows_tasks:
+            raise HttpError(
+                409,
+                "The dashboard was started without the app, so it cannot run a schedule.",
+                "Start it with the app: horsies web LOCATOR",
+            )
+        return await self._schedule(request, "run-now", self._state.app.schedules.run_now_async)
+
+    async def _schedule(
+        self, request: Request, action: str, call: Callable[[str], Awaitable[ScheduleResult[Any]]]
+    ) -> Response:
+        name = (await read_json(request, OfSchedule)).name
+        result = await call(name)
+        if isinstance(result, Err):
+            error = result.err_value
+            status = {ScheduleErrorCode.NOT_FOUND: 404, ScheduleErrorCode.DB_OPERATION_FAILED: 503}
+            raise HttpError(status.get(error.code, 409), error.message)
+        await self._state.act(
+            lambda connection: operations.note(connection, _actor(request), f"schedule {action}", name, 0)
+        )
+        handle = result.ok_value
+        return json_response(
+            {"started": getattr(handle, "task_id", None) or getattr(handle, "workflow_id", None)}
+        )
+
+    # Workflows
+
+    async def pause_workflow(self, request: Request) -> Response:
+        return await self._workflow(request, "pause", control.pause, "It is not running any more.")
+
+    async def resume_workflow(self, request: Request) -> Response:
+        return await self._workflow(request, "resume", control.resume, "It is not paused any more.")
+
+    async def cancel_workflow(self, request: Request) -> Response:
+        return await self._workflow(request, "cancel", control.cancel, "It has ended already.")
+
+    async def retry_workflow(self, request: Request) -> Response:
+        too_late = "It has not failed, or is a part of another workflow."
+        return await self._workflow(request, "retry", control.retry_failed, too_late)
+
+    async def _workflow(
+        self,
+        request: Request,
+        name: str,
+        action: Callable[[Connection, UUID], Awaitable[bool | None]],
+        too_late: str,
+    ) -> Response:
+        workflow_id = parse_id(request, "workflow_id")
 
         async def work(connection: Connection) -> None:
             async with connection.transaction():
-                outcome = await carry_out(connection, workflow_id)
+                outcome = await action(connection, workflow_id)
                 if outcome is None:
                     raise not_found(f"workflow {workflow_id}")
                 if not outcome:
-                    raise Refusal(409, too_late)
-                await _note(connection, viewer, f"workflow {act}", str(workflow_id), 0)
+                    raise HttpError(409, too_late)
+                await operations.note(connection, _actor(request), f"workflow {name}", str(workflow_id), 0)
 
-        await self._desk.act(work)
-
-    async def schedule(self, viewer: str, act: str, name: str) -> str | None:
-        """Pause or resume a schedule, or run it out of turn; the id of that run."""
-        there = self._desk.app.schedules
-        started = None
-        match act:
-            case "pause":
-                _answer(await there.pause_async(name))
-            case "resume":
-                _answer(await there.resume_async(name))
-            case _:
-                self._refuse_without_app()
-                handle = _answer(await there.run_now_async(name))
-                started = str(getattr(handle, "task_id", None) or getattr(handle, "workflow_id", None))
-
-        async def work(connection: Connection) -> None:
-            await _note(connection, viewer, f"schedule {act}", name, 0)
-
-        await self._desk.act(work)
-        return started
-
-    def _refuse_without_app(self) -> None:
-        if not self._desk.knows_tasks:
-            raise Refusal(
-                409,
-                "The dashboard does not know the app, so it cannot run what a schedule runs.",
-                "Start it with the app: horsies web LOCATOR",
-            )
+        await self._state.act(work)
+        return json_response({})
 
 
-Steer = Callable[[Connection, UUID], Awaitable[bool | None]]
-_STEERING: dict[str, tuple[Steer, str]] = {
-    "pause": (steering.pause, "It is not running any more."),
-    "resume": (steering.resume, "It is not paused any more."),
-    "cancel": (steering.cancel, "It is over already."),
-    "retry": (steering.retry_failed, "It has not failed, or is a part of another workflow."),
-}
-
-
-def actor(viewer: str) -> str:
-    """Who acts, as it goes on record."""
-    return f"web:{viewer}"
-
-
-async def _note(connection: Connection, viewer: str, action: str, subject: str, tasks: int) -> None:
-    await operations.note(connection, actor(viewer), action, subject, tasks)
+def _actor(request: Request) -> str:
+    """Return the name under which the viewer's action is recorded."""
+    return f"web:{request.scope['horsies.viewer']}"
 
 
 async def _in_batches(batch: Callable[[], Awaitable[int]]) -> int:
+    """Repeat a batch until it changes nothing more; return the total."""
     total = 0
     while count := await batch():
         total += count
     return total
 
 
-def _chosen(bulk: Bulk) -> Names:
+def _selection(bulk: Bulk) -> Selection:
+    """Return the tasks that a bulk action names; refuse one that names none, or all."""
     if (bulk.ids is None) == (bulk.filter is None):
-        raise Refusal(400, "Say which tasks: ids, or a filter.")
-    if bulk.ids is not None and len(bulk.ids) > MOST_IDS:
-        raise Refusal(
-            400, f"These are {len(bulk.ids):,} ids, more than {MOST_IDS:,}.", "Choose them by a filter."
+        raise HttpError(400, "Name the tasks: give either ids or a filter.")
+    if bulk.ids is not None and len(bulk.ids) > MAX_IDS:
+        problem = f"The request names {len(bulk.ids):,} ids, more than {MAX_IDS:,}."
+        raise HttpError(400, problem, "Use a filter instead.")
+    which = Selection(bulk.ids, **msgspec.to_builtins(bulk.filter or BulkFilter()))
+    if which.is_empty:
+        raise HttpError(
+            400,
+            "The filter is empty, so it would match every task.",
+            "Give at least one of status, queue, name and code, or the ids of the tasks.",
         )
-    return bulk.filter or Names()
-
-
-def _failed(bulk: Bulk) -> Failed:
-    names = _chosen(bulk)
-    if names.status not in (None, "FAILED"):
-        raise Refusal(
-            400, f"Tasks that are {names.status} cannot be sent through again: only those that failed."
-        )
-    return Failed(bulk.ids, names.queue, names.name, names.code)
-
-
-def _finished(bulk: Bulk) -> Wanted:
-    names = _chosen(bulk)
-    if names.status is not None and names.status not in TASK_TERMINAL_STATES:
-        raise Refusal(400, f"Tasks that are {names.status} cannot be deleted: they have not ended.")
-    return Wanted(names.status, names.queue, names.name, names.code)
-
-
-def _named(bulk: Bulk) -> str:
-    return str(Failed(ids=bulk.ids)) if bulk.ids is not None else str(msgspec.to_builtins(bulk.filter))
-
-
-def _answer(answer: ScheduleResult[Any]) -> Any:
-    if not isinstance(answer, Err):
-        return answer.ok_value
-    error = answer.err_value
-    status = {ScheduleErrorCode.NOT_FOUND: 404, ScheduleErrorCode.DB_OPERATION_FAILED: 503}
-    raise Refusal(status.get(error.code, 409), error.message)
+    return which

@@ -1,259 +1,248 @@
-"""The JSON API: what the pages show, for programs, and what they do."""
+"""The JSON API of the dashboard: the table of calls, its OpenAPI document, and the handlers of the GET calls.
+
+The handlers of the POST calls are in `actions`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
-from uuid import UUID
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from horsies.storage import dashboard
-from horsies.web import inputs
-from horsies.web.actions import Actions, Done
-from horsies.web.desk import Desk
-from horsies.web.inputs import Bulk, NewArguments, OfQueue, OfSchedule
-from horsies.web.reading import Reading
-from horsies.web.refusals import Refusal, not_found
-from horsies.web.routes import Call
-
-_FILTERS = ("status", "queue", "name", "code", "q", "since", "before", "ended", "limit")
-
-CALLS = (
-    Call(
-        "GET", "/api/overview", "overview", "Throughput, times, depths and failures over a time", ("range",)
-    ),
-    Call("GET", "/api/tasks", "tasks", "A page of tasks, newest first", _FILTERS),
-    Call("GET", "/api/tasks/facets", "facets", "What tasks can be chosen by, with how many there are"),
-    Call("GET", "/api/tasks/{task_id}", "task", "One task with its attempts, and why it is not running"),
-    Call("GET", "/api/tasks/{task_id}/{part}", "payload", "Arguments or result of a task, whole, as stored"),
-    Call("GET", "/api/queues", "queues", "How the queues stand"),
-    Call("GET", "/api/workers", "workers", "The workers, and what their children run"),
-    Call("GET", "/api/schedules", "schedules", "The schedules and their next slots", ("q", "after", "limit")),
-    Call(
-        "GET",
-        "/api/workflows",
-        "workflows",
-        "The latest workflows",
-        ("workflow_status", "name", "parts", "before", "limit"),
-    ),
-    Call("GET", "/api/workflows/{workflow_id}", "workflow", "One workflow with its nodes"),
-    Call("GET", "/api/health", "health", "What the doctor found"),
-    Call("GET", "/api/actions", "acts", "What operators did last", ("limit",)),
-    Call("POST", "/api/tasks/retry", "retry_tasks", "Send failed tasks through once more", (), Bulk),
-    Call("POST", "/api/tasks/cancel", "cancel_tasks", "End tasks, or ask them to stop", (), Bulk),
-    Call("POST", "/api/tasks/delete", "delete_tasks", "Delete records of finished tasks", (), Bulk),
-    Call("POST", "/api/tasks/{task_id}/retry", "retry_task", "Send a failed task through once more"),
-    Call("POST", "/api/tasks/{task_id}/cancel", "cancel_task", "End a task, or ask it to stop if it runs"),
-    Call("POST", "/api/tasks/{task_id}/delete", "delete_task", "Delete the record of a finished task"),
-    Call("POST", "/api/tasks/{task_id}/resend", "resend_task", "Send a task like it", (), NewArguments),
-    Call("POST", "/api/queues/pause", "pause_queue", "Stop claiming from a queue, or all", (), OfQueue),
-    Call("POST", "/api/queues/resume", "resume_queue", "Let workers claim again", (), OfQueue),
-    Call("POST", "/api/schedules/pause", "pause_schedule", "Let its slots pass by", (), OfSchedule),
-    Call("POST", "/api/schedules/resume", "resume_schedule", "Go on with its next slot", (), OfSchedule),
-    Call("POST", "/api/schedules/run-now", "run_schedule", "Run it out of turn", (), OfSchedule),
-    Call("POST", "/api/workflows/{workflow_id}/pause", "pause_workflow", "Start nothing more of it"),
-    Call("POST", "/api/workflows/{workflow_id}/resume", "resume_workflow", "Go on with it"),
-    Call("POST", "/api/workflows/{workflow_id}/cancel", "cancel_workflow", "End it with all its parts"),
-    Call("POST", "/api/workflows/{workflow_id}/retry", "retry_workflow", "Run again what failed in it"),
+from horsies.status import TaskStatus, WorkflowStatus
+from horsies.web.actions import Bulk, NewArguments, OfQueue, OfSchedule
+from horsies.web.charts import RANGES
+from horsies.web.queries import DashboardQueries
+from horsies.web.requests import (
+    DEFAULT_LIMIT,
+    MAX_LIMIT,
+    as_dicts,
+    fields_of,
+    json_response,
+    not_found,
+    parse_id,
+    parse_limit,
+    parse_schedule_page,
 )
 
 
-class Api:
-    """Answers the calls of the table, each by the method of its name."""
+class Call(NamedTuple):
+    """A call of the API. `name` is the handler: a method of `Api` for GET, of `Actions` for POST."""
 
-    def __init__(self, desk: Desk, reading: Reading) -> None:
-        self._desk = desk
-        self._reading = reading
-        self._actions = Actions(desk)
+    method: str
+    path: str
+    name: str
+    summary: str
+    query: tuple[str, ...] = ()
+    body: type[msgspec.Struct] | None = None
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "range": ("Time range, up to now", {"type": "string", "enum": list(RANGES), "default": "5m"}),
+    "status": ("Only tasks in this state", {"type": "string", "enum": [*TaskStatus]}),
+    "workflow_status": ("Only workflows in this state", {"type": "string", "enum": [*WorkflowStatus]}),
+    "queue": ("Only tasks of this queue", _TEXT),
+    "name": ("Only this name", _TEXT),
+    "code": ("Only tasks with this error code", _TEXT),
+    "q": ("Search in names, arguments and error codes", _TEXT),
+    "since": ("Only tasks of the last 15m, 12h or 7d, for example", _TEXT),
+    "before": ("Start of the page: next.before of the previous page", _TEXT),
+    "after": ("Start of the page: next.after of the previous page", _TEXT),
+    "ended": ("Start of the page in a list of failed tasks: next.ended of the previous page", _TEXT),
+    "limit": (
+        "Number of rows",
+        {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    ),
+    "parts": ("1: include sub-workflows", _TEXT),
+    "task_id": ("The id of a task", {"type": "string", "format": "uuid"}),
+    "workflow_id": ("The id of a workflow", {"type": "string", "format": "uuid"}),
+    "part": ("Which payload", {"type": "string", "enum": ["args", "kwargs", "result"]}),
+}
+
+
+def openapi(version: str, base: str) -> dict[str, Any]:
+    """Return the table as an OpenAPI document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for call in CALLS:
+        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "horsies",
+            "version": version,
+            "description": "The data and the actions of the dashboard.",
+        },
+        "servers": [{"url": base or "/"}],
+        "paths": paths,
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}, {}],
+    }
+
+
+def _operation(call: Call) -> dict[str, Any]:
+    in_path = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
+    parameters = [_parameter(name, "path") for name in in_path]
+    parameters += [_parameter(name, "query") for name in call.query]
+    responses = {
+        "200": {"description": "Success"},
+        "default": {"description": "An error, with error.message and error.help"},
+    }
+    operation: dict[str, Any] = {"summary": call.summary, "operationId": call.name, "responses": responses}
+    if call.method == "POST":
+        responses["409"] = {"description": "The current state does not allow this action"}
+        header = {"name": "X-Horsies-Intent", "in": "header", "required": True, "schema": {"const": "action"}}
+        parameters.append(header)
+    if call.body is not None:
+        schema = msgspec.json.schema(call.body)
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    return {**operation, "parameters": parameters}
+
+
+def _parameter(name: str, place: str) -> dict[str, Any]:
+    about, schema = PARAMETERS[name]
+    shown = "status" if name == "workflow_status" else name
+    return {"name": shown, "in": place, "required": place == "path", "description": about, "schema": schema}
+
+
+_TASK_PAGE = ("status", "queue", "name", "code", "q", "since", "before", "ended", "limit")
+_SCHEDULE_PAGE = ("q", "after", "limit")
+_WORKFLOW_PAGE = ("workflow_status", "name", "parts", "before", "limit")
+
+CALLS = (
+    Call("GET", "/api/overview", "overview", "Throughput, run times, queue depths and failures", ("range",)),
+    Call("GET", "/api/tasks", "tasks", "A page of tasks, newest first", _TASK_PAGE),
+    Call("GET", "/api/tasks/facets", "facets", "The values to filter tasks by, with their counts"),
+    Call("GET", "/api/tasks/{task_id}", "task", "One task with its attempts, and why it is not running"),
+    Call("GET", "/api/tasks/{task_id}/{part}", "payload", "The full arguments or result of a task"),
+    Call("GET", "/api/queues", "queues", "The queues with their depths, limits and workers"),
+    Call("GET", "/api/workers", "workers", "The workers, and the tasks that their children run"),
+    Call("GET", "/api/schedules", "schedules", "A page of schedules with their next runs", _SCHEDULE_PAGE),
+    Call("GET", "/api/workflows", "workflows", "A page of workflows, newest first", _WORKFLOW_PAGE),
+    Call("GET", "/api/workflows/{workflow_id}", "workflow", "One workflow with its nodes"),
+    Call("GET", "/api/health", "health", "The findings of horsies doctor"),
+    Call("GET", "/api/actions", "acts", "The latest actions of operators", ("limit",)),
+    Call("POST", "/api/tasks/retry", "retry_tasks", "Retry failed tasks", (), Bulk),
+    Call("POST", "/api/tasks/cancel", "cancel_tasks", "Cancel tasks; ask running ones to stop", (), Bulk),
+    Call("POST", "/api/tasks/delete", "delete_tasks", "Delete the records of finished tasks", (), Bulk),
+    Call("POST", "/api/tasks/{task_id}/retry", "retry_task", "Retry a failed task"),
+    Call("POST", "/api/tasks/{task_id}/cancel", "cancel_task", "Cancel a task; ask a running one to stop"),
+    Call("POST", "/api/tasks/{task_id}/delete", "delete_task", "Delete the record of a finished task"),
+    Call("POST", "/api/tasks/{task_id}/resend", "resend_task", "Send it again, edited", (), NewArguments),
+    Call("POST", "/api/queues/pause", "pause_queue", "Pause one queue, or all", (), OfQueue),
+    Call("POST", "/api/queues/resume", "resume_queue", "Resume one queue, or all", (), OfQueue),
+    Call("POST", "/api/schedules/pause", "pause_schedule", "Skip the runs of a schedule", (), OfSchedule),
+    Call("POST", "/api/schedules/resume", "resume_schedule", "Resume a paused schedule", (), OfSchedule),
+    Call("POST", "/api/schedules/run-now", "run_schedule", "Run a schedule once, now", (), OfSchedule),
+    Call("POST", "/api/workflows/{workflow_id}/pause", "pause_workflow", "Start no further nodes of it"),
+    Call("POST", "/api/workflows/{workflow_id}/resume", "resume_workflow", "Resume a paused workflow"),
+    Call("POST", "/api/workflows/{workflow_id}/cancel", "cancel_workflow", "Cancel a workflow and its parts"),
+    Call("POST", "/api/workflows/{workflow_id}/retry", "retry_workflow", "Run its failed nodes again"),
+)
+
+
+# The fields of a task and of an attempt.
+TASK_FIELDS = (
+    "task_id", "task_name", "status", "queue_name", "priority", "attempts", "max_retries", "sent_at", "enqueued_at",
+    "started_at", "terminal_at", "error_code", "arguments", "workflow_id",
+)  # fmt: skip
+TASK_DETAIL_FIELDS = (
+    *TASK_FIELDS, "retry_count", "next_retry_at", "claimed_at", "good_until", "timeout_ms", "tags", "is_async",
+    "crash_count", "unique_key", "failed_reason", "worker_id", "worker_hostname", "worker_pid", "worker_process_name",
+    "claim_seq", "cancel_asked_at", "args", "args_length", "kwargs", "kwargs_length", "result", "result_length",
+)  # fmt: skip
+ATTEMPT_FIELDS = (
+    "attempt", "outcome", "started_at", "finished_at", "error_code", "error_message", "failed_reason",
+    "worker_hostname", "worker_pid", "requeued_at", "traceback",
+)  # fmt: skip
+
+
+class Api:
+    """Handles the GET calls, each by the method that the table names."""
+
+    def __init__(self, queries: DashboardQueries) -> None:
+        self._queries = queries
 
     async def overview(self, request: Request) -> Response:
-        found = await self._reading.overview(inputs.range_of(request))
-        return answer(
+        found = await self._queries.overview(request.query_params)
+        return json_response(
             {
                 "range": found.range.name,
                 "step_seconds": found.range.step.total_seconds(),
-                "points": plain(found.points),
-                "queues": plain(found.queues),
-                "workers": plain(found.workers),
-                "busiest": plain(found.busiest),
+                "points": as_dicts(found.points),
+                "queues": as_dicts(found.queues),
+                "workers": as_dicts(found.workers),
+                "busiest": as_dicts(found.busiest),
                 "suspended": found.all_suspended,
             }
         )
 
     async def tasks(self, request: Request) -> Response:
-        query = request.query_params
-        page = await self._reading.tasks(
-            inputs.wanted(query), inputs.place(query), inputs.since(query), inputs.limit(query)
+        page = await self._queries.tasks(request.query_params)
+        return json_response(
+            {
+                "tasks": as_dicts(page.tasks, TASK_FIELDS),
+                "next": None if page.next is None else page.next._asdict(),
+                "looked_back_to": page.looked_back_to,
+            }
         )
-        following = None if page.next is None else page.next._asdict()
-        return answer({"tasks": plain(page.tasks), "next": following, "looked_back_to": page.looked_back_to})
 
     async def facets(self, _request: Request) -> Response:
-        return answer((await self._reading.facets())._asdict())
+        return json_response(await self._queries.facets())
 
     async def task(self, request: Request) -> Response:
-        task_id = inputs.task_id_of(request)
-        found = await self._reading.task(task_id)
-        if found is None:
-            raise not_found(f"task {task_id}")
-        return answer(
+        found = await self._queries.task(parse_id(request))
+        return json_response(
             {
-                **found.task._asdict(),
-                **found.detail._asdict(),
-                "attempts": plain(found.attempts),
+                **fields_of(found.task, TASK_DETAIL_FIELDS),
+                "attempts": as_dicts(found.attempts, ATTEMPT_FIELDS),
                 "reasons": found.reasons,
                 "progress": None if found.progress is None else found.progress._asdict(),
-                "logs": plain(found.logs),
+                "logs": as_dicts(found.logs),
             }
         )
 
     async def payload(self, request: Request) -> Response:
-        task_id, part = inputs.task_id_of(request), request.path_params["part"]
+        task_id, part = parse_id(request), request.path_params["part"]
         if part not in ("args", "kwargs", "result"):
             raise not_found(f"{part[:50]!r} of a task")
-        text = await self._desk.look(lambda connection: dashboard.payload(connection, task_id, part))
-        if text is None:
-            raise not_found(f"{part} of task {task_id}")
+        text = await self._queries.payload(task_id, part)
         name = f'attachment; filename="{task_id}-{part}.json"'
         return PlainTextResponse(text, headers={"content-disposition": name})
 
     async def queues(self, _request: Request) -> Response:
-        found, days = await self._reading.queues(), await self._reading.days()
-        ended = {name: day._asdict() for name, day in days.items()}
-        return answer(
-            {"suspended": found.all_suspended, "queues": plain(found.queues), "ended_in_a_day": ended}
+        return json_response(
+            {
+                "suspended": await self._queries.all_suspended(),
+                "queues": as_dicts(await self._queries.queues()),
+                "ended_in_a_day": await self._queries.days(),
+            }
         )
 
     async def workers(self, _request: Request) -> Response:
-        workers, children = await self._reading.workers(), await self._reading.children()
-        return answer({"workers": plain(workers), "children": plain(children)})
+        workers, children = await self._queries.workers(), await self._queries.running_tasks()
+        return json_response({"workers": as_dicts(workers), "children": as_dicts(children)})
 
     async def schedules(self, request: Request) -> Response:
-        q, after, limit = inputs.schedules_wanted(request.query_params)
-        found = await self._reading.schedules(q, after, limit)
-        following = {"after": found[-1].name} if len(found) == limit else None
-        return answer({"schedules": plain(found), "next": following})
+        q, after, limit = parse_schedule_page(request.query_params)
+        found = await self._queries.schedules(q, after, limit)
+        following = {"after": found[-1]["name"]} if len(found) == limit else None
+        return json_response({"schedules": found, "next": following})
 
     async def workflows(self, request: Request) -> Response:
-        query = request.query_params
-        values, before, limit = (
-            inputs.workflows_wanted(query),
-            inputs.place(query).before,
-            inputs.limit(query),
-        )
-        found = await self._reading.workflows(values, before, limit)
-        return answer({"workflows": plain(found)})
+        return json_response({"workflows": as_dicts(await self._queries.workflows(request.query_params))})
 
     async def workflow(self, request: Request) -> Response:
-        workflow_id = inputs.task_id_of(request, "workflow_id")
-        found = await self._reading.workflow(workflow_id)
-        if found is None:
-            raise not_found(f"workflow {workflow_id}")
-        return answer({**found[0]._asdict(), "nodes": plain(found[1])})
+        flow, nodes = await self._queries.workflow(parse_id(request, "workflow_id"))
+        return json_response({**flow._asdict(), "nodes": as_dicts(nodes)})
 
     async def health(self, _request: Request) -> Response:
-        found = await self._reading.health() or {}
-        return answer({"checks": list(found), "findings": [each for each in found.values() if each]})
+        found = await self._queries.health() or {}
+        return json_response({"checks": list(found), "findings": [each for each in found.values() if each]})
 
     async def acts(self, request: Request) -> Response:
-        return answer({"actions": plain(await self._reading.acts(inputs.limit(request.query_params)))})
-
-    async def retry_tasks(self, request: Request) -> Response:
-        return _done(await self._actions.retry(viewer(request), await inputs.body(request, Bulk)))
-
-    async def cancel_tasks(self, request: Request) -> Response:
-        return _done(await self._actions.cancel(viewer(request), await inputs.body(request, Bulk)))
-
-    async def delete_tasks(self, request: Request) -> Response:
-        return _done(await self._actions.delete(viewer(request), await inputs.body(request, Bulk)))
-
-    async def retry_task(self, request: Request) -> Response:
-        task_id = inputs.task_id_of(request)
-        done = await self._actions.retry(viewer(request), Bulk(ids=[task_id]))
-        await self._refuse_if_nothing(
-            done, task_id, "The task is not FAILED any more, or belongs to a workflow."
-        )
-        return _done(done)
-
-    async def cancel_task(self, request: Request) -> Response:
-        task_id = inputs.task_id_of(request)
-        done = await self._actions.cancel(viewer(request), Bulk(ids=[task_id]))
-        await self._refuse_if_nothing(done, task_id, "The task has ended.")
-        return _done(done)
-
-    async def delete_task(self, request: Request) -> Response:
-        task_id = inputs.task_id_of(request)
-        done = await self._actions.delete(viewer(request), Bulk(ids=[task_id]))
-        await self._refuse_if_nothing(done, task_id, "The task has not ended, or belongs to a workflow.")
-        return _done(done)
-
-    async def _refuse_if_nothing(self, done: Done, task_id: UUID, problem: str) -> None:
-        if done.done:
-            return
-        if await self._desk.look(lambda connection: dashboard.task(connection, task_id)) is None:
-            raise not_found(f"task {task_id}")
-        raise Refusal(409, problem, "Load the page again to see how it stands.")
-
-    async def resend_task(self, request: Request) -> Response:
-        given = await inputs.body(request, NewArguments)
-        new_id = await self._actions.resend(viewer(request), inputs.task_id_of(request), given.kwargs)
-        return answer({"task_id": new_id})
-
-    async def pause_queue(self, request: Request) -> Response:
-        await self._actions.pause_queue(viewer(request), (await inputs.body(request, OfQueue)).queue)
-        return answer({})
-
-    async def resume_queue(self, request: Request) -> Response:
-        await self._actions.resume_queue(viewer(request), (await inputs.body(request, OfQueue)).queue)
-        return answer({})
-
-    async def pause_schedule(self, request: Request) -> Response:
-        return await self._schedule(request, "pause")
-
-    async def resume_schedule(self, request: Request) -> Response:
-        return await self._schedule(request, "resume")
-
-    async def run_schedule(self, request: Request) -> Response:
-        return await self._schedule(request, "run-now")
-
-    async def _schedule(self, request: Request, act: str) -> Response:
-        name = (await inputs.body(request, OfSchedule)).name
-        return answer({"started": await self._actions.schedule(viewer(request), act, name)})
-
-    async def pause_workflow(self, request: Request) -> Response:
-        return await self._steer(request, "pause")
-
-    async def resume_workflow(self, request: Request) -> Response:
-        return await self._steer(request, "resume")
-
-    async def cancel_workflow(self, request: Request) -> Response:
-        return await self._steer(request, "cancel")
-
-    async def retry_workflow(self, request: Request) -> Response:
-        return await self._steer(request, "retry")
-
-    async def _steer(self, request: Request, act: str) -> Response:
-        await self._actions.steer(viewer(request), act, inputs.task_id_of(request, "workflow_id"))
-        return answer({})
-
-
-def viewer(request: Request) -> str:
-    """Who asks, as the guard has found out."""
-    return str(request.scope["horsies.viewer"])
-
-
-def answer(document: dict[str, Any], status: int = 200) -> Response:
-    body = msgspec.json.encode({**document, "at": datetime.now(UTC)})
-    return Response(body, status, media_type="application/json")
-
-
-def plain(records: Sequence[Any]) -> list[dict[str, Any]]:
-    return [record._asdict() for record in records]
-
-
-def _done(done: Done) -> Response:
-    return answer(done._asdict())
+        found = await self._queries.actions(parse_limit(request.query_params))
+        return json_response({"actions": as_dicts(found)})

@@ -1,4 +1,4 @@
-"""Draw a workflow: where each node stands, the lines between them, and when each of them ran. Pure."""
+"""Draw a workflow as a graph of its nodes and as a time line. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,52 +6,41 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.storage.sights import Node
+from horsies.db.queries.inspect import WorkflowNode
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 190, 46, 56, 18, 12
 LABEL = 24
 
 
 class Box(NamedTuple):
-    """A node in the picture."""
+    """A node of the graph with its position."""
 
-    node: Node
+    node: WorkflowNode
     x: int
     y: int
     label: str
     caption: str
 
 
-class Edge(NamedTuple):
-    path: str
-    status: str
-
-
 class Picture(NamedTuple):
+    """A drawn graph. Each edge is an SVG path and the status of the node where it starts."""
+
     width: int
     height: int
     boxes: list[Box]
-    edges: list[Edge]
+    edges: list[tuple[str, str]]
 
 
-class Bar(NamedTuple):
-    """When a node ran, in percent of the whole."""
-
-    node: Node
-    start: float
-    length: float
-
-
-def picture(nodes: Sequence[Node]) -> Picture:
-    """Nodes from left to right, each to the right of all that it waits for, near the middle of those."""
+def picture(nodes: Sequence[WorkflowNode]) -> Picture:
+    """Lay out the nodes from left to right: each to the right of its dependencies, at about their mean height."""
     depth = levels(nodes)
-    columns: dict[int, list[Node]] = {}
+    columns: dict[int, list[WorkflowNode]] = {}
     for node in nodes:
         columns.setdefault(depth[node.task_index], []).append(node)
     rows: dict[int, float] = {}
     tallest = max((len(column) for column in columns.values()), default=0)
     for level in sorted(columns):
-        order = sorted(columns[level], key=lambda node: (_middle(node, rows), node.task_index))
+        order = sorted(columns[level], key=lambda node: (_mean_row(node, rows), node.task_index))
         first = (tallest - len(order)) / 2
         rows |= {node.task_index: first + place for place, node in enumerate(order)}
     boxes = {node.task_index: _box(node, depth[node.task_index], rows[node.task_index]) for node in nodes}
@@ -66,8 +55,8 @@ def picture(nodes: Sequence[Node]) -> Picture:
     return Picture(max(width, 0), max(height, 0), list(boxes.values()), edges)
 
 
-def levels(nodes: Sequence[Node]) -> dict[int, int]:
-    """How many nodes come before each on the longest way to it. One that waits for a node not shown counts as first."""
+def levels(nodes: Sequence[WorkflowNode]) -> dict[int, int]:
+    """Return the length of the longest path to each node. Dependencies that are not listed do not count."""
     known = {node.task_index for node in nodes}
     depth: dict[int, int] = {}
     left = list(nodes)
@@ -83,38 +72,34 @@ def levels(nodes: Sequence[Node]) -> dict[int, int]:
     return depth
 
 
-def timeline(nodes: Sequence[Node], now: datetime) -> list[Bar]:
-    """The nodes that have begun, in the order in which they did."""
-    begun = sorted(
-        (node for node in nodes if node.started_at is not None),
-        key=lambda node: (node.started_at, node.task_index),
+def timeline(nodes: Sequence[WorkflowNode], now: datetime) -> list[tuple[WorkflowNode, float, float]]:
+    """Return the nodes that have started, in this order, with the start and length of their bars in percent."""
+    started = sorted(
+        (node.started_at, node.task_index, node)
+        for node in nodes
+        if node.started_at is not None and node.status != "SKIPPED"  # a skipped node has no end
     )
-    if not begun:
+    if not started:
         return []
-    first = min(_began(node) for node in begun)
-    last = max(node.completed_at or now for node in begun)
-    whole = max((last - first).total_seconds(), 0.001)
+    first = started[0][0]
+    last = max(first, *(node.completed_at or now for _, _, node in started))
+    percent = max((last - first).total_seconds(), 0.001) / 100
     return [
-        Bar(
+        (
             node,
-            (_began(node) - first).total_seconds() / whole * 100,
-            max(0.4, ((node.completed_at or now) - _began(node)).total_seconds() / whole * 100),
+            (start - first).total_seconds() / percent,
+            max(0.4, ((node.completed_at or now) - start).total_seconds() / percent),
         )
-        for node in begun
+        for start, _, node in started
     ]
 
 
-def _began(node: Node) -> datetime:
-    assert node.started_at is not None
-    return node.started_at
-
-
-def _middle(node: Node, rows: dict[int, float]) -> float:
+def _mean_row(node: WorkflowNode, rows: dict[int, float]) -> float:
     before = [rows[each] for each in node.dependencies if each in rows]
     return sum(before) / len(before) if before else 0
 
 
-def _box(node: Node, level: int, row: float) -> Box:
+def _box(node: WorkflowNode, level: int, row: float) -> Box:
     label = node.node_id.rpartition(":")[2] or node.node_id
     caption = node.name if node.kind == "task" else f"{node.kind} · {node.name}"
     x = MARGIN + level * (WIDTH + GAP_X)
@@ -126,8 +111,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= LABEL else text[: LABEL - 1] + "…"
 
 
-def _edge(before: Box, after: Box) -> Edge:
+def _edge(before: Box, after: Box) -> tuple[str, str]:
     x1, y1 = before.x + WIDTH, before.y + HEIGHT // 2
     x2, y2 = after.x, after.y + HEIGHT // 2
     bend = (x2 - x1) // 2
-    return Edge(f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}", before.node.status)
+    return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}", before.node.status

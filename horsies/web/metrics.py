@@ -1,15 +1,13 @@
-"""Metrics for Prometheus, in its text format. Counters come from totals that only grow; no task is counted for them."""
+"""Metrics for Prometheus in its text format. Counters are stored totals, so that no request counts tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from horsies.storage import dashboard
-from horsies.storage.sights import ENDS, Queue, Total, Worker
-from horsies.web.desk import Desk
-from horsies.web.reading import SELDOM, Reading
-from horsies.web.series import BOUNDS
+from horsies.db.queries.inspect import Queue, Worker
+from horsies.db.queries.statistics import BOUNDS, ENDS, TaskTotals
+from horsies.web.queries import DashboardQueries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -17,17 +15,17 @@ Labels = Mapping[str, str]
 Sample = tuple[str, Labels, float]
 
 
-async def exposition(desk: Desk, reading: Reading) -> str:
-    """All metrics as text."""
-    totals = await desk.read("totals", SELDOM, dashboard.totals)
-    queues = await reading.queues()
-    lines = [*_counters(totals), *_queues(queues.queues), *_workers(await reading.workers())]
-    return "\n".join([*lines, ""])
+async def exposition(queries: DashboardQueries) -> str:
+    """Return all metrics as text."""
+    totals, queues, workers = await queries.totals(), await queries.queues(), await queries.workers()
+    return "\n".join([*_counters(totals), *_queues(queues), *_workers(workers), ""])
 
 
-def _counters(totals: Sequence[Total]) -> Iterator[str]:
+def _counters(totals: Sequence[TaskTotals]) -> Iterator[str]:
     ended = [
-        ("", {**_of(total), "status": end}, float(getattr(total, end))) for total in totals for end in ENDS
+        ("", {**_labels(total), "status": end}, float(getattr(total, end)))
+        for total in totals
+        for end in ENDS
     ]
     yield from _metric(
         "horsies_tasks_total", "counter", "Tasks that have ended, counted once a minute.", ended
@@ -37,16 +35,16 @@ def _counters(totals: Sequence[Total]) -> Iterator[str]:
         yield from _metric(f"horsies_task_{name}_seconds", "histogram", f"How long tasks {about}.", samples)
 
 
-def _histogram(total: Total, name: str) -> Iterator[Sample]:
+def _histogram(total: TaskTotals, name: str) -> Iterator[Sample]:
     counts: list[int] = getattr(total, f"{name}s")
     bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
     for bound, count in zip(bounds, accumulate(counts), strict=True):
-        yield "_bucket", {**_of(total), "le": bound}, count
-    yield "_sum", _of(total), getattr(total, f"{name}_ms") / 1000
-    yield "_count", _of(total), sum(counts)
+        yield "_bucket", {**_labels(total), "le": bound}, count
+    yield "_sum", _labels(total), getattr(total, f"{name}_ms") / 1000
+    yield "_count", _labels(total), sum(counts)
 
 
-def _of(total: Total) -> dict[str, str]:
+def _labels(total: TaskTotals) -> dict[str, str]:
     return {"queue": total.queue_name, "task": total.task_name}
 
 
@@ -64,7 +62,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[Queue], float]], ...] = (
     (
         "oldest_pending_seconds",
         "How long the oldest waiting task has been due.",
-        lambda queue: queue.oldest_seconds,
+        lambda queue: queue.oldest_seconds or 0.0,
     ),
 )
 
@@ -83,12 +81,9 @@ def _metric(name: str, kind: str, about: str, samples: Iterable[Sample]) -> Iter
     yield f"# HELP {name} {about}"
     yield f"# TYPE {name} {kind}"
     for suffix, labels, value in samples:
-        yield f"{name}{suffix}{_braced(labels)} {value:.15g}"
-
-
-def _braced(labels: Labels) -> str:
-    inner = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
-    return f"{{{inner}}}" if inner else ""
+        pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        braced = f"{{{pairs}}}" if pairs else ""
+        yield f"{name}{suffix}{braced} {value:.15g}"
 
 
 def _escaped(text: str) -> str:

@@ -1,39 +1,163 @@
-"""The screens. Each is rendered here whole; a page that is open asks for itself again when there is news."""
+"""The pages of the dashboard, and the template filters that format values.
+
+Jinja escapes every value. Only the templates contain markup.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import version
+from math import isfinite, isinf, isnan
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 from uuid import UUID
 
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from horsies.status import TaskStatus, WorkflowStatus
-from horsies.storage.dashboard import MOST_NODES, SHOWN
-from horsies.storage.sights import Child
-from horsies.web import inputs, render
-from horsies.web.access import COOKIE, is_same_origin
-from horsies.web.api import CALLS
-from horsies.web.desk import Desk
+from horsies.codec.results import error_of, pretty
+from horsies.db.queries.inspect import MOST_NODES, RunningTask
+from horsies.durations import in_zone, seconds_between, span, unbounded
+from horsies.status import WorkflowStatus
+from horsies.web.api import CALLS, PARAMETERS
+from horsies.web.auth import COOKIE, TooManyAttempts, is_https, is_same_origin
+from horsies.web.charts import RANGES, Series, plot
 from horsies.web.graph import HEIGHT, WIDTH, picture, timeline
-from horsies.web.reading import Overview, Reading, error_of
-from horsies.web.refusals import Refusal, not_found
-from horsies.web.routes import PARAMETERS
-from horsies.web.seats import seats
-from horsies.web.series import RANGES, Line, Plot, plot
+from horsies.web.queries import SHOWN, DashboardQueries, Overview, child_views
+from horsies.web.requests import (
+    HttpError,
+    parse_id,
+    parse_limit,
+    parse_schedule_page,
+    parse_task_filter,
+    read_body,
+)
+from horsies.web.state import DashboardState
 
-# So long the doctor may keep a page waiting.
-PATIENCE = 0.1
+# How long a page waits for the doctor; the page asks again by itself.
+DOCTOR_SECONDS = 0.1
+MAX_LOGIN_BYTES = 4_096
+
+
+def number(value: float | None) -> str:
+    """Format a number with thousands separators.
+
+    >>> number(1234567), number(0.25), number(None)
+    ('1,234,567', '0.25', '–')
+    """
+    if value is None or isnan(value):
+        return "–"
+    if isinf(value):
+        return span(value)
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if value >= 10 else f"{value:.2g}"
+
+
+def whole(value: float) -> str:
+    """Format a number without decimals.
+
+    >>> whole(1234.5), whole(float("nan"))
+    ('1,234', '–')
+    """
+    return number(round(value) if isfinite(value) else value)
+
+
+def short(value: float) -> str:
+    """Format a number for the axis of a plot.
+
+    >>> short(250), short(10_000), short(2_500_000)
+    ('250', '10k', '2.5M')
+    """
+    for size, unit in ((1_000_000, "M"), (1_000, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return number(value)
+
+
+def ago(moment: datetime | None, now: datetime | None = None) -> str:
+    """Format a time relative to now: "5 min ago" or "in 5 min"."""
+    if moment is None:
+        return "–"
+    if (infinite := unbounded(moment)) is not None:
+        return infinite
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+
+
+def took(began: datetime | None, ended: datetime | None) -> str:
+    return "–" if began is None or ended is None else span(max(0.0, seconds_between(began, ended)))
+
+
+def moment(at: datetime | None) -> str:
+    """Format a time in UTC, to the millisecond."""
+    if at is None:
+        return "–"
+    return unbounded(at) or in_zone(at, UTC).isoformat(sep=" ", timespec="milliseconds")[:23] + " UTC"
+
+
+def clock(at: datetime) -> str:
+    return unbounded(at) or in_zone(at, UTC).strftime("%H:%M:%S")
+
+
+def as_json(value: Any) -> str:
+    """Encode a value as JSON for scripts. A value that JSON cannot hold, such as NaN, becomes null."""
+    return msgspec.json.encode(value).decode()
+
+
+def percent(done: float, total: float) -> float:
+    """Return `done` as a percentage of `total`, from 0 to 100; 0 if it is undefined.
+
+    >>> percent(1, 4), percent(float("inf"), float("inf"))
+    (25.0, 0.0)
+    """
+    share = 100 * (done / total) if total else 0.0
+    return 0.0 if isnan(share) else round(min(100.0, max(0.0, share)), 2)
+
+
+def query(values: dict[str, Any], **changes: Any) -> str:
+    """Return a query string with some values changed, leaving out values that are None or empty."""
+    kept = {name: value for name, value in {**values, **changes}.items() if value not in (None, "")}
+    return f"?{urlencode(kept)}" if kept else "?"
+
+
+ENVIRONMENT = Environment(
+    loader=PackageLoader("horsies.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters.update(
+    number=number,
+    whole=whole,
+    short=short,
+    ago=ago,
+    moment=moment,
+    clock=clock,
+    pretty=pretty,
+    span=span,
+    json=as_json,
+)
+_HELPERS: dict[str, Any] = {
+    "took": took,
+    "percent": percent,
+    "query": query,
+    "version": version("horsies"),
+    "now": lambda: datetime.now(UTC),
+}
+ENVIRONMENT.globals.update(_HELPERS)
 
 
 class Pages:
-    """Every screen by its path."""
+    """Renders the pages. `paths` maps each path to its method."""
 
-    def __init__(self, desk: Desk, reading: Reading) -> None:
-        self._desk = desk
-        self._reading = reading
+    def __init__(self, state: DashboardState, queries: DashboardQueries) -> None:
+        self._state = state
+        self._queries = queries
         self.paths = {
             "/": self.overview,
             "/tasks": self.tasks,
@@ -47,76 +171,86 @@ class Pages:
             "/api": self.api,
         }
 
-    def show(self, request: Request, template: str, title: str, **context: Any) -> HTMLResponse:
-        context |= {
+    def show(
+        self, request: Request, template: str, title: str, status: int = 200, **context: Any
+    ) -> HTMLResponse:
+        """Render a page, or only its main part if an open page asks for an update."""
+        values = {
             "title": title,
-            "actions": self._desk.access.enable_actions,
             "screen": template.partition(".")[0],
+            "base": request.scope.get("root_path", ""),
+            "is_fragment": "x-horsies-fragment" in request.headers,
+            "viewer": request.scope.get("horsies.viewer"),
+            "has_session": request.scope.get("horsies.session") is not None,
+            "actions": self._state.access.enable_actions,
+            "finds_arguments": not self._state.redactor,
+            **context,
         }
-        return render.page(request, template, context)
+        return HTMLResponse(ENVIRONMENT.get_template(template).render(values), status)
 
-    def trouble(self, request: Request, refusal: Refusal) -> HTMLResponse:
-        """A page that says what is wrong; it comes back by itself when that has passed."""
-        context = {"title": "Not now", "actions": False, "screen": "trouble", "refusal": refusal}
-        return render.page(request, "trouble.html", context, refusal.status)
+    def error(self, request: Request, error: HttpError) -> HTMLResponse:
+        """Render an error page. It reloads by itself until the page can be shown."""
+        return self.show(request, "error.html", "Error", error.status, actions=False, error=error)
 
     async def overview(self, request: Request) -> Response:
-        found = await self._reading.overview(inputs.range_of(request))
-        context = {"overview": found, "ranges": RANGES.values(), "plots": plots(found)}
-        return self.show(request, "overview.html", "Overview", **context)
+        found = await self._queries.overview(request.query_params)
+        return self.show(
+            request, "overview.html", "Overview", overview=found, ranges=RANGES.values(), plots=plots(found)
+        )
 
     async def tasks(self, request: Request) -> Response:
         query = request.query_params
-        if (found := _id_in(query.get("q", ""))) is not None:
-            return RedirectResponse(f"{request.scope.get('root_path', '')}/tasks/{found}", 303)
-        wanted, place = inputs.wanted(query), inputs.place(query)
-        listed = await self._reading.tasks(wanted, place, inputs.since(query), inputs.limit(query))
-        chosen = {**wanted._asdict(), "since": query.get("since"), "limit": query.get("limit")}
+        with suppress(ValueError):
+            task_id = UUID(query.get("q", "").strip())
+            return RedirectResponse(f"{request.scope.get('root_path', '')}/tasks/{task_id}", 303)
         return self.show(
             request,
             "tasks.html",
             "Tasks",
-            page=listed,
-            chosen=chosen,
+            page=await self._queries.tasks(query),
+            chosen={
+                **parse_task_filter(query)._asdict(),
+                "since": query.get("since"),
+                "limit": query.get("limit"),
+            },
             is_first="before" not in query,
-            facets=await self._reading.facets(),
-            statuses=list(TaskStatus),
+            facets=await self._queries.facets(),
         )
 
     async def task(self, request: Request) -> Response:
-        task_id = inputs.task_id_of(request)
-        found = await self._reading.task(task_id)
-        if found is None:
-            raise not_found(f"task {task_id}")
-        message, traceback = error_of(found.detail.result)
-        context = {
-            "task": found.task,
-            "detail": found.detail,
-            "attempts": found.attempts,
-            "reasons": found.reasons,
-            "progress": found.progress,
-            "logs": found.logs,
-            "message": message,
-            "traceback": traceback,
-            "shown": SHOWN,
-        }
-        return self.show(request, "task.html", found.task.task_name, **context)
+        found = await self._queries.task(parse_id(request))
+        message, traceback = error_of(found.task.result)
+        return self.show(
+            request,
+            "task.html",
+            found.task.task_name,
+            **found._asdict(),
+            message=message,
+            traceback=traceback,
+            shown=SHOWN,
+        )
 
     async def queues(self, request: Request) -> Response:
-        found, days = await self._reading.queues(), await self._reading.days()
-        return self.show(request, "queues.html", "Queues", found=found, days=days)
+        return self.show(
+            request,
+            "queues.html",
+            "Queues",
+            queues=await self._queries.queues(),
+            all_suspended=await self._queries.all_suspended(),
+            days=await self._queries.days(),
+        )
 
     async def workers(self, request: Request) -> Response:
-        workers, children = await self._reading.workers(), await self._reading.children()
-        by_worker: dict[str, list[Child]] = {}
+        workers, children = await self._queries.workers(), await self._queries.running_tasks()
+        by_worker: dict[str, list[RunningTask]] = {}
         for child in children:
             by_worker.setdefault(child.worker_id, []).append(child)
-        rows = [(worker, seats(worker, by_worker.get(worker.worker_id, []))) for worker in workers]
+        rows = [(worker, child_views(worker, by_worker.get(worker.worker_id, []))) for worker in workers]
         return self.show(request, "workers.html", "Workers", rows=rows)
 
     async def schedules(self, request: Request) -> Response:
-        q, after, limit = inputs.schedules_wanted(request.query_params)
-        found = await self._reading.schedules(q, after, limit)
+        q, after, limit = parse_schedule_page(request.query_params)
+        found = await self._queries.schedules(q, after, limit)
         return self.show(
             request,
             "schedules.html",
@@ -125,90 +259,105 @@ class Pages:
             chosen={"q": q, "limit": request.query_params.get("limit")},
             is_part=bool(q or after) or len(found) == limit,
             has_more=len(found) == limit,
-            knows_tasks=self._desk.knows_tasks,
+            knows_tasks=self._state.knows_tasks,
         )
 
     async def workflows(self, request: Request) -> Response:
         query = request.query_params
-        values, limit = inputs.workflows_wanted(query), inputs.limit(query)
-        found = await self._reading.workflows(values, inputs.place(query).before, limit)
-        chosen = {name: query.get(name) for name in ("status", "name", "parts", "limit")}
+        found = await self._queries.workflows(query)
         return self.show(
             request,
             "workflows.html",
             "Workflows",
             workflows=found,
-            chosen=chosen,
+            chosen={name: query.get(name) for name in ("status", "name", "parts", "limit")},
             statuses=list(WorkflowStatus),
-            has_more=len(found) == limit,
+            has_more=len(found) == parse_limit(query),
         )
 
     async def workflow(self, request: Request) -> Response:
-        workflow_id = inputs.task_id_of(request, "workflow_id")
-        found = await self._reading.workflow(workflow_id)
-        if found is None:
-            raise not_found(f"workflow {workflow_id}")
-        flow, nodes = found
+        flow, nodes = await self._queries.workflow(parse_id(request, "workflow_id"))
         problem, _ = error_of(f'{{"err": {flow.error}}}' if flow.error else None)
-        context = {
-            "flow": flow,
-            "problem": problem or flow.error,
-            "nodes": nodes,
-            "names": {node.task_index: node.node_id for node in nodes},
-            "picture": picture(nodes),
-            "bars": timeline(nodes, datetime.now(UTC)),
-            "size": (WIDTH, HEIGHT),
-            "is_cut": len(nodes) == MOST_NODES,
-        }
-        return self.show(request, "workflow.html", flow.name, **context)
+        return self.show(
+            request,
+            "workflow.html",
+            flow.name,
+            flow=flow,
+            problem=problem or flow.error,
+            nodes=nodes,
+            names={node.task_index: node.node_id for node in nodes},
+            picture=picture(nodes),
+            bars=timeline(nodes, datetime.now(UTC)),
+            size=(WIDTH, HEIGHT),
+            is_cut=len(nodes) == MOST_NODES,
+        )
 
     async def health(self, request: Request) -> Response:
-        found = await self._reading.health(PATIENCE)
-        return self.show(request, "health.html", "Health", found=found, acts=await self._reading.acts(20))
+        found = await self._queries.health(DOCTOR_SECONDS)
+        return self.show(request, "health.html", "Health", found=found, acts=await self._queries.actions(20))
 
     async def api(self, request: Request) -> Response:
         return self.show(request, "api.html", "API", calls=CALLS, parameters=PARAMETERS)
 
     async def login(self, request: Request) -> Response:
-        """Take the token once, and leave the browser with something else that shows it was known."""
-        access, base = self._desk.access, request.scope.get("root_path", "")
-        if access.token is None:
+        """Ask for the token, and issue a session to a browser that knows it."""
+        base, sessions = request.scope.get("root_path", ""), self._state.authenticator.sessions
+        if sessions is None:
             return RedirectResponse(base + "/", 303)
-        given = (
-            parse_qs((await request.body())[:4_096].decode("utf-8", "replace"))
-            if request.method == "POST"
-            else {}
-        )
-        target = (given.get("next") or [request.query_params.get("next", "/")])[0]
-        if (
-            request.method == "POST"
-            and is_same_origin(request.headers)
-            and access.knows((given.get("token") or [""])[0])
-        ):
-            answer = RedirectResponse(base + _below(target), 303)
-            secure = request.url.scheme == "https"
-            answer.set_cookie(
-                COOKIE, access.session, path=base or "/", httponly=True, samesite="strict", secure=secure
-            )
+        if request.method != "POST":
+            return self._ask_token(request, request.query_params.get("next", "/"))
+        try:
+            text = (await read_body(request, MAX_LOGIN_BYTES)).decode("utf-8", "replace")
+            given = parse_qs(text, max_num_fields=10)
+        except HttpError as refusal:
+            return self._ask_token(request, "/", refusal.status, refusal.message)
+        except ValueError:
+            return self._ask_token(request, "/", 400, "The form has too many fields.")
+        token, target = (given.get("token") or [""])[0], (given.get("next") or ["/"])[0]
+        if not is_same_origin(request.headers):
+            problem = "The form was not sent from the dashboard's own page."
+            return self._ask_token(request, target, 403, problem)
+        try:
+            is_right = await self._state.authenticator.check_token(token, request.scope)
+        except TooManyAttempts as error:
+            problem = f"Too many wrong tokens from your address. Try again in {error.seconds} s."
+            answer = self._ask_token(request, target, 429, problem)
+            answer.headers["retry-after"] = str(error.seconds)
             return answer
-        context = {"title": "Sign in", "next": _below(target), "is_wrong": request.method == "POST"}
-        return render.page(request, "login.html", context, 403 if request.method == "POST" else 200)
+        if not is_right:
+            return self._ask_token(request, target, 403, "The token is wrong.")
+        answer = RedirectResponse(base + _local_path(target), 303)
+        secure = is_https(self._state.access, request.scope)
+        answer.set_cookie(
+            COOKIE, sessions.issue(), path=base or "/", httponly=True, samesite="strict", secure=secure
+        )
+        return answer
+
+    def _ask_token(
+        self, request: Request, target: str, status: int = 200, problem: str | None = None
+    ) -> Response:
+        context = {"next": _local_path(target), "problem": problem}
+        return self.show(request, "login.html", "Log in", status, **context)
+
+    async def logout(self, request: Request) -> Response:
+        """End the session of this browser."""
+        session, sessions = request.scope.get("horsies.session"), self._state.authenticator.sessions
+        if session is not None and sessions is not None:
+            sessions.revoke(session)
+        answer = Response(b"{}", media_type="application/json")
+        secure = is_https(self._state.access, request.scope)
+        path = request.scope.get("root_path", "") or "/"
+        answer.delete_cookie(COOKIE, path=path, httponly=True, samesite="strict", secure=secure)
+        return answer
 
 
-def _below(target: str) -> str:
-    """A path of ours; anything else leads to the first page."""
+def _local_path(target: str) -> str:
+    """Return the path if it is on this dashboard; otherwise the path of the first page."""
     return target if target.startswith("/") and not target.startswith(("//", "/\\")) else "/"
 
 
-def _id_in(text: str) -> UUID | None:
-    try:
-        return UUID(text.strip())
-    except ValueError:
-        return None
-
-
-def plots(found: Overview) -> list[Plot]:
-    """The four pictures of the first page."""
+def plots(found: Overview) -> list[dict[str, Any]]:
+    """Return the four plots of the overview."""
     points, step = found.points, found.range.step
     seconds = step.total_seconds()
     waiting = [None if point.pending is None else float(point.pending) for point in points]
@@ -217,20 +366,20 @@ def plots(found: Overview) -> list[Plot]:
     running[-1] = float(sum(queue.running + queue.claimed for queue in found.queues))
     return [
         plot("Throughput", "tasks/s", points, [
-            Line("completed", "ok", [point.completed / seconds for point in points]),
-            Line("failed", "bad", [point.failed / seconds for point in points]),
+            Series("completed", "ok", [point.completed / seconds for point in points]),
+            Series("failed", "bad", [point.failed / seconds for point in points]),
         ]),
-        plot("Time to run and to wait", "s", points, [
-            Line("wait, 95 %", "wait", [point.wait_p95 for point in points]),
-            Line("run, 95 %", "warm", [point.run_p95 for point in points]),
-            Line("run, half", "accent", [point.run_p50 for point in points]),
+        plot("Run and wait times", "s", points, [
+            Series("wait, p95", "wait", [point.wait_p95 for point in points]),
+            Series("run, p95", "warm", [point.run_p95 for point in points]),
+            Series("run, p50", "accent", [point.run_p50 for point in points]),
         ]),
         plot("Queue depth", "tasks", points, [
-            Line("waiting", "wait", waiting),
-            Line("running", "accent", running),
+            Series("waiting", "wait", waiting),
+            Series("running", "accent", running),
         ]),
-        plot("Failures", f"in {render.span(seconds)}", points, [
-            Line("failed", "bad", [float(point.failed) for point in points]),
-            Line("cancelled or expired", "warm", [float(point.other) for point in points]),
+        plot("Failures", f"per {span(seconds)}", points, [
+            Series("failed", "bad", [float(point.failed) for point in points]),
+            Series("cancelled or expired", "warm", [float(point.other) for point in points]),
         ]),
     ]  # fmt: skip

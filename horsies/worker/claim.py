@@ -1,14 +1,12 @@
-"""Ask for as many tasks as there is room for, fairly and without walking the dead.
+"""Decide how many tasks to claim, from which queues, and where in the index to start.
 
-Queues are asked in the order of their priority; queues of equal priority take turns at being first. In each queue a
-claim starts after the last key that was claimed: rows before it are gone or taken, yet the index still holds them
-until vacuum comes by. Every so often a claim starts from the very beginning, to find what was given back or is more
-urgent.
+A claim starts behind the last claimed key, because the rows before it are gone but stay in the index until vacuum. Now and
+then a claim starts from the beginning of the index, to find tasks that were released or are more urgent.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,10 +14,19 @@ from typing import NamedTuple
 from uuid import UUID
 
 from horsies.config import CustomQueueConfig
-from horsies.storage.operations import ALL_QUEUES
-from horsies.storage.tasks import NO_LIMIT, Ask, Cap, Claimed, Line, Room
+from horsies.db.queries.operations import ALL_QUEUES
+from horsies.db.queries.tasks import (
+    NO_LIMIT,
+    Claimed,
+    ClaimRequest,
+    ConcurrencyCap,
+    Lane,
+    PoolRoom,
+    as_json,
+)
+from horsies.executor.pool import ChildPool
 
-# A claim from the beginning may cost this share of the time between two of them, within these bounds.
+# Claims from the beginning of the index may take this share of all time; the pause between two is within these bounds.
 REWIND_SHARE = 0.05
 REWIND_MIN_SECONDS, REWIND_MAX_SECONDS = 0.05, 1.0
 
@@ -28,14 +35,14 @@ START: Key = (0, "2000-01-01T00:00:00Z", str(UUID(int=0)))
 
 
 def budget(*, slots: int, prefetch: int, max_claim_per_worker: int, running: int, claimed: int) -> int:
-    """How many tasks a worker may take on top of those that it runs and those that it holds unstarted."""
+    """Return how many more tasks a worker may claim, given how many it runs and how many it has prefetched."""
     ceiling = max_claim_per_worker or slots + prefetch
     return max(0, min(slots + prefetch - running - claimed, ceiling - claimed))
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who claims, as it is written into the rows."""
+    """The identity of a worker, as it is written into the rows that it claims."""
 
     worker_id: UUID
     hostname: str
@@ -43,8 +50,8 @@ class Owner:
     lease_seconds: float
 
 
-class Source(NamedTuple):
-    """A line of tasks in the database, and the pool of children that runs them."""
+class LaneKey(NamedTuple):
+    """A lane of tasks in the database, and the pool of children that runs them."""
 
     pool: int
     queue_name: str
@@ -53,34 +60,46 @@ class Source(NamedTuple):
 
 
 class Caps:
-    """The limits of the cluster, and how much of them the database believes that we take up."""
+    """The concurrency limits of the cluster, and this worker's usage of each as last written to the database."""
 
     def __init__(self, cluster_wide_cap: int | None, queues: Iterable[CustomQueueConfig]) -> None:
-        self._most = {queue.name: queue.max_concurrency for queue in queues if queue.max_concurrency}
+        self._limits = {queue.name: queue.max_concurrency for queue in queues if queue.max_concurrency}
         if cluster_wide_cap is not None:
-            self._most[""] = cluster_wide_cap
+            self._limits[""] = cluster_wide_cap
         self._recorded: dict[str, int] = {}
+        self._is_forgotten = False
 
     def __bool__(self) -> bool:
-        return bool(self._most)
+        return bool(self._limits)
 
-    def ask(self, held: Iterable[Claimed]) -> list[Cap]:
-        """The limits to claim within, given the tasks that count as in flight here."""
-        mine = self._count(held)
-        return [Cap(name, most, mine[name], self._recorded.get(name, 0)) for name, most in self._most.items()]
+    def request(self, in_flight: Iterable[Claimed]) -> list[ConcurrencyCap]:
+        """Return the limits to claim within, given the tasks that are in flight here."""
+        in_use = self._count(in_flight)
+        self._is_forgotten = False
+        return [
+            ConcurrencyCap(name, limit, in_use[name], self._recorded.get(name, 0))
+            for name, limit in self._limits.items()
+        ]
 
-    def claimed(self, caps: Iterable[Cap], started: Iterable[Claimed]) -> None:
-        """Note what was written: what we held, and what was started on top."""
+    def claimed(self, caps: Iterable[ConcurrencyCap], started: Iterable[Claimed]) -> None:
+        """Note the usage that a claim has written: the tasks in flight before, and those it started.
+
+        Do nothing if `forget` was called since the request: what the database holds is unknown then.
+        """
+        if self._is_forgotten:
+            return
         more = self._count(started)
-        self._recorded = {cap.queue_name: cap.mine + more[cap.queue_name] for cap in caps}
+        self._recorded = {cap.queue_name: cap.in_use + more[cap.queue_name] for cap in caps}
 
     def forget(self) -> None:
-        """What the database believes is not known: the next claim says everything anew."""
-        self._recorded = dict.fromkeys(self._most, -1)
+        """Forget the recorded usage, because it is uncertain; the next claim writes all of it."""
+        self._recorded = dict.fromkeys(self._limits, -1)
+        self._is_forgotten = True
 
-    def are_off(self, held: Iterable[Claimed]) -> bool:
-        """Whether the database believes something else than what is."""
-        return any(cap.mine != cap.recorded for cap in self.ask(held)) if self._most else False
+    def are_outdated(self, in_flight: Iterable[Claimed]) -> bool:
+        """Return True if the usage in the database is not the current one."""
+        in_use = self._count(in_flight)
+        return any(in_use[name] != self._recorded.get(name, 0) for name in self._limits)
 
     def _count(self, tasks: Iterable[Claimed]) -> Counter[str]:
         counts = Counter(task.queue_name for task in tasks)
@@ -89,7 +108,7 @@ class Caps:
 
 
 class Claimer:
-    """Remembers where each line was read to, and whose turn it is."""
+    """Builds claim requests; remembers how far each lane was read, and which queue comes first next time."""
 
     def __init__(
         self, queues: Iterable[CustomQueueConfig], pool_of: Mapping[bool, int], max_claim_batch: int
@@ -101,38 +120,53 @@ class Claimer:
         ]
         self._pool_of = pool_of
         self.rates: list[str] = []
-        self._levels: list[list[Source]] = []
+        self._levels: list[list[LaneKey]] = []  # by priority of the queue
         self._batch = max_claim_batch or NO_LIMIT
-        self._after: dict[Source, Key] = {}
+        self._last_keys: dict[LaneKey, Key] = {}
         self._rewind_at = 0.0
         self._passes = 0
-        self._rewound = True
+        self._was_rewound = True
         self._suspended: frozenset[str] = frozenset()
+        # Queues and names of tasks that this worker does not know and another live worker does.
+        self.left_out: frozenset[tuple[str, str]] = frozenset()
+        self._left_out_json = ""
         self.limit_rates([])
 
     def limit_rates(self, rates: Sequence[str]) -> None:
-        """From now on, these rate limits have lines of their own in every queue."""
+        """Give each of these rate limits a lane of its own in every queue, from now on."""
         self.rates = list(rates)
-        self._line_up()
+        self._build_levels()
 
     def suspend(self, queues: Iterable[str]) -> bool:
-        """From now on, these queues and no others are left alone; whether that is new."""
+        """Claim nothing from these queues, and claim from all others; return True if that is a change."""
         suspended = frozenset(queues)
         if suspended == self._suspended:
             return False
         self._suspended = suspended
-        self._line_up()
+        self._build_levels()
+        return True
+
+    def leave_out(self, names: Iterable[tuple[str, str]]) -> bool:
+        """Claim all tasks but these, given by queue and name, from now on; return True if more may be claimed than before."""
+        before, self.left_out = self.left_out, frozenset(names)
+        by_queue: dict[str, list[str]] = {}
+        for queue, name in self.left_out:
+            by_queue.setdefault(queue, []).append(name)
+        self._left_out_json = as_json(by_queue) if by_queue else ""
+        if before <= self.left_out:
+            return False
+        self._last_keys.clear()  # the tasks to claim again may be before the keys that were read last
         return True
 
     @property
     def is_suspended(self) -> bool:
-        """Whether there is nothing left to claim from."""
+        """True if all queues are suspended."""
         return bool(self._suspended) and not self._levels
 
-    def _line_up(self) -> None:
+    def _build_levels(self) -> None:
         levels = [
             [
-                Source(pool, queue, is_async, rate_key)
+                LaneKey(pool, queue, is_async, rate_key)
                 for queue in queues
                 if not self._suspended & {queue, ALL_QUEUES}
                 for is_async, pool in self._pool_of.items()
@@ -142,61 +176,182 @@ class Claimer:
         ]
         self._levels = [level for level in levels if level]
 
-    def ask(self, owner: Owner, rooms: list[Room], ceiling: int, caps: list[Cap], now: float) -> Ask:
-        """What to ask the database for: at most `ceiling` tasks, as far as the pools have room for them."""
-        self._rewound = now >= self._rewind_at or not self._after
-        if self._rewound:
-            self._after.clear()
-        room_of = {room.pool: min(room.room, self._batch) for room in rooms if room.room}
-        lines = [
-            Line(*source, room_of[source.pool], *self._after.get(source, START))
-            for source in (self._in_turn() if ceiling else ())
-            if source.pool in room_of
+    def request(
+        self, owner: Owner, pools: list[PoolRoom], ceiling: int, caps: list[ConcurrencyCap], now: float
+    ) -> ClaimRequest:
+        """Return a request for at most `ceiling` tasks, as far as the pools have room for them."""
+        self._was_rewound = now >= self._rewind_at or not self._last_keys
+        if self._was_rewound:
+            self._last_keys.clear()
+        room_of = {pool.pool: min(pool.room, self._batch) for pool in pools if pool.room}
+        lanes = [
+            Lane(*lane, room_of[lane.pool], *self._last_keys.get(lane, START))
+            for lane in (self._rotate() if ceiling else ())
+            if lane.pool in room_of
         ]
-        return Ask(
-            lines,
-            rooms,
+        return ClaimRequest(
+            lanes,
+            pools,
             caps,
-            self.rates if lines else [],
+            self.rates if lanes else [],
             ceiling,
             self._batch,
-            owner.lease_seconds,
             owner.worker_id,
             owner.hostname,
             owner.process_name,
+            self._left_out_json,
         )
 
     def claimed(self, tasks: Sequence[Claimed], seconds: float, now: float) -> bool:
-        """Note how far the lines were read; in each, the last task claimed is the furthest. A rate limit's is short.
+        """Note how far each lane was read: up to the last task claimed from it. Lanes of rate limits are short.
 
-        Whether some rate was spent, so that the next of its tasks is due at another time than was known.
+        Return True if a rate limit was used, so that its next task is due at another time than was known.
         """
-        spent = False
+        used_rate = False
         for task in tasks:
             if task.task_name in self.rates:
-                spent = True
+                used_rate = True
             else:
-                source = Source(self._pool_of[task.is_async], task.queue_name, task.is_async, "")
-                self._after[source] = (task.priority, task.enqueued_at, task.id)
-        if self._rewound:
+                lane = LaneKey(self._pool_of[task.is_async], task.queue_name, task.is_async, "")
+                self._last_keys[lane] = (task.priority, task.enqueued_at, task.id)
+        if self._was_rewound:
             pause = min(REWIND_MAX_SECONDS, max(REWIND_MIN_SECONDS, seconds / REWIND_SHARE))
             self._rewind_at = now + pause
-        return spent
+        return used_rate
 
     def rewind(self) -> bool:
-        """Start the next claim from the beginning; False when the last one did."""
-        self._after.clear()
-        return not self._rewound
+        """Start the next claim from the beginning; return False if the last one did so already."""
+        self._last_keys.clear()
+        return not self._was_rewound
 
-    def _in_turn(self) -> list[Source]:
-        """All lines, those of the most urgent queues first, each level turned by one at every pass."""
+    def _rotate(self) -> list[LaneKey]:
+        """Return all lanes, those of the most urgent queues first; each level is rotated by one at every call."""
         self._passes += 1
-        sources: list[Source] = []
+        lanes: list[LaneKey] = []
         for level in self._levels:
-            turn = self._passes % len(level)
-            sources += level[turn:] + level[:turn]
-        return sources
+            first = self._passes % len(level)
+            lanes += level[first:] + level[:first]
+        return lanes
 
 
 def _priority(queue: CustomQueueConfig) -> int:
     return queue.priority
+
+
+# With prefetch, a child is sent as many calls ahead as it should be able to run in this time.
+AHEAD_SECONDS = 0.016
+MAX_AHEAD = 512
+# The weight of the last run in the expected run time. A long run shows at once.
+RUN_TIME_WEIGHT = 0.1
+# A claim takes no more tasks than this at once.
+MAX_CLAIM = 500
+# Senders are told not to notify a worker that has been full for this long.
+FULL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a worker: the tasks it may hold, the time it holds them unstarted, and its longest sleep."""
+
+    prefetch: int
+    max_claim_per_worker: int
+    max_claim_batch: int
+    cluster_wide_cap: int | None
+    poll_seconds: float
+    hold_seconds: float
+
+
+class Capacity:
+    """The room for tasks: in the pools of children, and in the prefetch buffer."""
+
+    def __init__(self, pools: Sequence[ChildPool], limits: Limits) -> None:
+        self.pools = pools
+        self.plain = pools[0]
+        self.pool_of = {False: 0, True: len(pools) - 1}
+        self.run_time = AHEAD_SECONDS  # expected, of plain tasks
+        self.prefetched: deque[Claimed] = deque()
+        self._limits = limits
+        self._requested = [0 for _ in pools]
+        self._had_room_at = [0.0 for _ in pools]
+
+    @property
+    def load(self) -> int:
+        """The number of tasks that were given to children and have not ended."""
+        return sum(pool.load for pool in self.pools)
+
+    @property
+    def running(self) -> list[Claimed]:
+        return [task for pool in self.pools for task in pool.running]
+
+    def ran(self, task: Claimed, seconds: float) -> None:
+        """Adjust the expected run time."""
+        if self.pool_of[task.is_async] == 0:
+            self.run_time += RUN_TIME_WEIGHT * (seconds - self.run_time)
+
+    def depth(self) -> int:
+        """Return how many calls a child may hold: as many as it runs at once, or with prefetch as many as will be short."""
+        width = self.plain.shape.width
+        if self._limits.prefetch == 0 or width > 1:
+            return width
+        return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self.run_time, 1e-6))))
+
+    def room(self, number: int) -> int:
+        """Return how many tasks a pool may be given. Only plain tasks are prefetched, and nothing is claimed without a lease."""
+        if not self.pools[number].is_valid():
+            return 0
+        return budget(
+            slots=self.pools[number].shape.slots,
+            prefetch=0 if number else self._limits.prefetch,
+            max_claim_per_worker=self._limits.max_claim_per_worker,
+            running=self.pools[number].load + self._requested[number],
+            claimed=0 if number else len(self.prefetched),
+        )
+
+    def has_room(self) -> bool:
+        return any(self.room(number) > 0 for number in range(len(self.pools)))
+
+    def claimable(self) -> list[int]:
+        """Return how many tasks to claim now, for each pool."""
+        plain = self.plain
+        plain.depth = self.depth()
+        counts = [min(self.room(n), pool.room(), MAX_CLAIM) for n, pool in enumerate(self.pools)]
+        if self._limits.prefetch:
+            are_short = plain.depth > plain.shape.width
+            if not are_short:
+                counts[0] = self.room(0)
+            elif self.prefetched:
+                counts[0] = 0  # prefetched tasks start first
+            else:
+                counts[0] = min(self.room(0), plain.room())
+        return counts
+
+    def pool_rooms(self, counts: Sequence[int]) -> list[PoolRoom]:
+        """Return the room to claim for: so many tasks for each pool, and the children that take them."""
+        return [
+            PoolRoom(number, count, pool.idle() if count else 0, pool.free(count))
+            for number, (pool, count) in enumerate(zip(self.pools, counts, strict=True))
+        ]
+
+    def ceiling(self, count: int) -> int:
+        """Return how many tasks to claim at most, for all pools together."""
+        limit = self._limits.max_claim_per_worker or NO_LIMIT
+        return min(count, max(0, limit - len(self.prefetched)))
+
+    def reserve(self, rooms: Sequence[PoolRoom]) -> None:
+        """Reserve room for the tasks of a claim that is under way."""
+        for room in rooms:
+            self._requested[room.pool] += room.room
+            self.pools[room.pool].reserve(room.pids)
+
+    def unreserve(self, rooms: Sequence[PoolRoom]) -> None:
+        for room in rooms:
+            self._requested[room.pool] -= room.room
+            self.pools[room.pool].unreserve(room.pids)
+
+    def wants_notifications(self, now: float) -> tuple[bool, bool]:
+        """Return whether to be notified of plain and of async tasks: not while their pool has been full for some time."""
+        for number in range(len(self.pools)):
+            if self.room(number) > 0:
+                self._had_room_at[number] = now
+        wants = [now - at < FULL_SECONDS for at in self._had_room_at]
+        return wants[self.pool_of[False]], wants[self.pool_of[True]]

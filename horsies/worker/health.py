@@ -1,93 +1,99 @@
-"""Tell probes how a worker is: whether it lives, and whether it takes work.
+"""Answer health checks: liveness and readiness.
 
-It lives while its loops turn, with or without a database: restarting it would not bring that back. It is ready while it
-holds its lease and looks for work. The answers come from a thread of its own, so that a worker that is stuck says so.
+It is alive while its loops run, with or without a database: a restart would not bring the database back. It is ready while it
+holds its lease and claims tasks. A separate thread answers, so that a stuck worker can still report that it is stuck.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horsies.errors import ConfigurationError, ErrorCode
 
 if TYPE_CHECKING:
-    from horsies.worker.probes import ProbeServer
+    from http.server import ThreadingHTTPServer
 
 logger = logging.getLogger("horsies.worker")
 
-# A loop that has not turned for so long, beyond the longest wait in it, is stuck.
+# A client that sends nothing for so long is disconnected.
+REQUEST_SECONDS = 5.0
+
+# A loop is stuck if its last iteration started so long ago, beyond the longest wait in it.
 STUCK_SECONDS = 30.0
 
 
-class Signs(NamedTuple):
-    """What can be seen of a worker: when its loops last turned, how long they may wait, and whether its lease holds."""
+class WorkerStatus(NamedTuple):
+    """The facts that health checks use: when the last iteration of each loop started, and how long one may wait."""
 
-    turned_at: float
-    beaten_at: float
+    claim_loop_at: float
+    heartbeat_at: float
     longest_wait: float
     holds_lease: bool
     is_stopping: bool
 
 
-class Ailments(NamedTuple):
-    """Why a worker does not live, and why it is not ready; nothing is wrong where there is no reason."""
+class HealthReport(NamedTuple):
+    """The reasons why a worker is not alive, and why it is not ready. No reason means that all is well."""
 
-    stuck: list[str]
-    unready: list[str]
+    not_alive: list[str]
+    not_ready: list[str]
 
 
-def examine(signs: Signs, now: float) -> Ailments:
-    patience = STUCK_SECONDS + signs.longest_wait
-    stuck = [
-        f"the loop that {what} has stood still for {now - at:.0f} s"
-        for what, at in (("claims", signs.turned_at), ("beats", signs.beaten_at))
-        if now - at > patience
+def check(status: WorkerStatus, now: float) -> HealthReport:
+    """Return what is wrong with a worker."""
+    limit = STUCK_SECONDS + status.longest_wait
+    not_alive = [
+        f"the {loop} loop has been stuck for {now - at:.0f} s"
+        for loop, at in (("claim", status.claim_loop_at), ("heartbeat", status.heartbeat_at))
+        if now - at > limit
     ]
-    unready = list(stuck)
-    if not signs.holds_lease:
-        unready.append("it holds no lease: the database did not answer in time")
-    if signs.is_stopping:
-        unready.append("it is stopping")
-    return Ailments(stuck, unready)
+    not_ready = list(not_alive)
+    if not status.holds_lease:
+        not_ready.append("the lease has expired: the database did not answer in time")
+    if status.is_stopping:
+        not_ready.append("the worker is stopping")
+    return HealthReport(not_alive, not_ready)
 
 
 class Health:
-    """Answers `GET /live` and `GET /ready` with 200 or 503, and keeps systemd's watchdog quiet while the worker lives."""
+    """Answers `GET /live` and `GET /ready` with 200 or 503, and notifies systemd's watchdog while the worker is alive."""
 
-    def __init__(self, signs: Callable[[], Signs]) -> None:
-        self._signs = signs
-        self._server: ProbeServer | None = None
+    def __init__(self, status: Callable[[], WorkerStatus]) -> None:
+        self._status = status
+        self._server: ThreadingHTTPServer | None = None
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self, host: str, port: int | None) -> None:
-        """Serve on this port, if one is given, and tell systemd, if it wants to know."""
+        """Serve on the port, if one is given, and notify systemd's watchdog, if there is one."""
         if port is not None:
-            # an HTTP server takes 30 ms to import, which only a worker that is asked should pay
-            from horsies.worker.probes import ProbeServer
-
             try:
-                self._server = ProbeServer((host, port), self.examine)
+                self._server = http_server(host, port, self.check)
             except OSError as error:
                 raise ConfigurationError(
                     f"health_port is {port}, which cannot be listened on at {host}: {error.strerror}",
                     code=ErrorCode.CONFIG_INVALID_WORKER,
                     help_text="choose a port that is free and that this user may listen on",
                 ) from error
-            self._run("horsies-health", lambda server=self._server: server.serve_forever(poll_interval=0.1))
+            self._start_thread(
+                "horsies-health", lambda server=self._server: server.serve_forever(poll_interval=0.1)
+            )
         if seconds := watchdog_seconds():
-            self._run("horsies-watchdog", lambda: self._watch(seconds))
+            self._start_thread("horsies-watchdog", lambda: self._notify_watchdog(seconds))
 
-    def examine(self) -> Ailments:
-        return examine(self._signs(), time.monotonic())
+    def check(self) -> HealthReport:
+        """Return what is wrong with the worker now."""
+        return check(self._status(), time.monotonic())
 
     def close(self) -> None:
+        """Stop answering."""
         self._closing.set()
         if self._server is not None:
             self._server.shutdown()
@@ -96,19 +102,58 @@ class Health:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, name: str, work: Callable[[], None]) -> None:
+    def _start_thread(self, name: str, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _watch(self, seconds: float) -> None:
+    def _notify_watchdog(self, seconds: float) -> None:
         while not self._closing.wait(seconds / 2):
-            if not self.examine().stuck:
-                notify("WATCHDOG=1")
+            if not self.check().not_alive:
+                notify_systemd("WATCHDOG=1")
 
 
-def notify(state: str) -> None:
-    """Tell systemd, if we were started by it and it wants to know; nobody waits for it to listen."""
+def http_server(host: str, port: int, check: Callable[[], HealthReport]) -> ThreadingHTTPServer:
+    """Return a server for health checks. It reveals nothing about the tasks or the database of the worker."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # imported late: it takes 30 ms
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_SECONDS
+        server_version, sys_version = "horsies", ""
+
+        def do_GET(self) -> None:
+            report = check()
+            match self.path.partition("?")[0]:
+                case "/live":
+                    self._answer(report.not_alive)
+                case "/ready" | "/":
+                    self._answer(report.not_ready)
+                case _:
+                    self._answer(["ask for /live or /ready"], failure=404)
+
+        def _answer(self, reasons: list[str], failure: int = 503) -> None:
+            body = json.dumps({"ok": not reasons, "reasons": reasons}).encode()
+            self.send_response(failure if reasons else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Log nothing: health checks come every few seconds."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  the base class calls it so
+            logger.debug("A health check from %s got no answer", client_address, exc_info=True)
+
+    return Server((host, port), Handler)
+
+
+def notify_systemd(state: str) -> None:
+    """Send a state to systemd without waiting, if it has started this process and listens."""
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return
@@ -117,10 +162,10 @@ def notify(state: str) -> None:
         try:
             sock.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
         except OSError as error:
-            logger.warning("could not tell systemd %s: %s", state, error)
+            logger.warning("Could not send %s to systemd: %s", state, error)
 
 
 def watchdog_seconds() -> float:
-    """How long systemd waits for a sign of life; 0 when it does not."""
-    of_us = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-    return int(os.environ.get("WATCHDOG_USEC", "0")) / 1_000_000 if of_us else 0.0
+    """Return the interval of systemd's watchdog, 0 if it does not watch this process."""
+    is_watched = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(os.environ.get("WATCHDOG_USEC", "0")) / 1_000_000 if is_watched else 0.0

@@ -1,41 +1,44 @@
-"""Give finished work back to the database.
+"""Turn what happened to tasks into outcomes, and collect these until they are written to the database.
 
-Outcomes arrive one by one and are written in batches: while one batch is on its way the next one gathers. A batch that
-could not be written is kept and written later; one whose row has changed hands meanwhile is dropped and counted.
+Outcomes arrive one by one and are written in batches: while one batch is being written, the next one gathers. A batch that
+could not be written is kept and written later.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from random import random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from horsies.codec import encode_result
+from horsies.db.queries.tasks import Claimed, Completed, Failure
 from horsies.errors import HorsiesError
+from horsies.executor.protocol import Outcome
 from horsies.registry import TaskRegistry
-from horsies.results import TaskError, TaskResult
-from horsies.retry import RetryPolicy, retry_delay
-from horsies.status import BuiltInTaskCode, OperationalErrorCode, OutcomeCode
-from horsies.storage.tasks import Claimed, Completed, Failure, stopped
-from horsies.worker.events import Herald
-from horsies.worker.wire import Outcome
+from horsies.result import TaskError, TaskResult
+from horsies.retry import RetryPolicy, add_local_names, retry_delay
+from horsies.status import BuiltInTaskCode, OperationalErrorCode
+from horsies.worker.event_hooks import EventHooks
+from horsies.worker.failure_log import FailureLog
 
 logger = logging.getLogger("horsies.settle")
 
+# A task whose process died so often is not retried.
 MAX_CRASHES = 3
 CRASH_RETRY_SECONDS = 0.1
 MAX_STATEMENT_CHARACTERS = 32 * 1_048_576
+MAX_NAME_CHARACTERS = 255
 
 
 class Settler:
-    """Collects how tasks ended until they are taken to be written."""
+    """Collects outcomes until they are written."""
 
     def __init__(self, app: TaskRegistry) -> None:
         self._app = app
-        self.herald = Herald(app)
+        self.event_hooks = EventHooks(app)
+        self.failure_log = FailureLog(app)
         self.completed: list[Completed] = []
         self.failed: list[Failure] = []
 
@@ -43,12 +46,20 @@ class Settler:
         return bool(self.completed or self.failed)
 
     def ended(self, task: Claimed, outcome: Outcome) -> None:
-        """A child reported an outcome."""
+        """Add the outcome that a child reported."""
         if outcome.ok:
             self.completed.append(Completed(task.id, task.claim_seq, outcome.result, task.node))
             return
-        is_snoozed = outcome.snooze_seconds is not None
-        delay = outcome.snooze_seconds if is_snoozed else self._retry_delay(task, outcome)
+        delay = outcome.snooze_seconds
+        if delay is None:
+            delay = retry_delay(
+                self.policy_of(task),
+                outcome.error_code,
+                unmapped_exception=outcome.unmapped_exception,
+                exception_classes=outcome.exception_classes,
+                retry_count=task.retry_count,
+                random=random(),
+            )
         self.failed.append(
             Failure(
                 task.id,
@@ -59,36 +70,14 @@ class Settler:
                 None,
                 delay,
                 node=task.node,
-                snoozed=is_snoozed,
+                snoozed=outcome.snooze_seconds is not None,
                 on_failure=self._handler_of(task),
             )
         )
 
-    def _retry_delay(self, task: Claimed, outcome: Outcome) -> float | None:
-        return retry_delay(
-            self.policy_of(task),
-            outcome.error_code,
-            unmapped_exception=outcome.unmapped_exception,
-            retry_count=task.retry_count,
-            random=random(),
-        )
-
-    def cancelled(self, task: Claimed) -> None:
-        """A task that was asked to stop runs no more, or was not begun."""
-        self.failed.append(stopped(task))
-
-    def timed_out(self, task: Claimed, limit_ms: int) -> None:
-        """A task ran past its limit and its child was killed."""
-        message = f"the task ran longer than its limit of {limit_ms} ms"
-        self.failed.append(self._failure(task, OutcomeCode.TASK_TIMEOUT, message))
-
-    def crashed(self, task: Claimed, how: str) -> None:
-        """A child died while it ran a task."""
-        self.failed.append(self.crash(task, f"the task was lost: {how}"))
-
     def crash(self, task: Claimed, message: str) -> Failure:
-        """The failure of a task that was running when its process went away. The third such end is final."""
-        failure = self._failure(task, OperationalErrorCode.WORKER_CRASHED, message)
+        """Return the failure of a task whose process died. The third such failure is final."""
+        failure = self.failure(task, OperationalErrorCode.WORKER_CRASHED, message)
         delay = failure.delay_seconds
         if delay is None and _options(task).idempotent:
             delay = CRASH_RETRY_SECONDS
@@ -96,10 +85,10 @@ class Settler:
             delay = None
         return msgspec.structs.replace(failure, delay_seconds=delay, crashed=True)
 
-    def _failure(self, task: Claimed, code: BuiltInTaskCode, message: str) -> Failure:
+    def failure(self, task: Claimed, code: BuiltInTaskCode, message: str) -> Failure:
+        """Return the failure of a task that could not report an outcome itself."""
         result = encode_result(TaskResult(err=TaskError(error_code=code, message=message)), Any, None)
-        policy = self.policy_of(task)
-        delay = retry_delay(policy, code, retry_count=task.retry_count, random=random())
+        delay = retry_delay(self.policy_of(task), code, retry_count=task.retry_count, random=random())
         return Failure(
             task.id,
             task.claim_seq,
@@ -113,57 +102,69 @@ class Settler:
         )
 
     def _handler_of(self, task: Claimed) -> str | None:
-        """The task to send if this one has failed for good, as with its policy."""
+        """Return the name of the task to send if this one fails for good, from its options or else its definition."""
         if task.task_options is None:
             known = self._app.tasks.get(task.task_name)
             return None if known is None else known.definition.on_failure
-        return _options(task).on_failure
+        name = _options(task).on_failure
+        if name is not None and (not 1 <= len(name) <= MAX_NAME_CHARACTERS or "\0" in name):
+            logger.warning(
+                "task %s has an invalid on_failure, so no task is sent when it fails: %.40r", task.id, name
+            )
+            return None
+        return name
 
     def policy_of(self, task: Claimed) -> RetryPolicy | None:
-        """The retry policy that the task was sent with; a row made by hand goes by the task's own."""
+        """Return the retry policy that the task was sent with; for a row without options, that of its definition."""
+        known = self._app.tasks.get(task.task_name)
+        own = None if known is None else known.definition.retry_policy
         if task.task_options is None:
-            known = self._app.tasks.get(task.task_name)
-            return None if known is None else known.definition.retry_policy
+            return own
         stored = _options(task).retry_policy
         try:
-            return None if stored is None else RetryPolicy.from_json(stored)
+            return None if stored is None else add_local_names(RetryPolicy.from_json(stored), own)
         except HorsiesError as error:
-            logger.warning("task %s goes without retries: %s", task.id, error.message)
+            logger.warning(
+                "task %s has an invalid retry policy and is not retried: %s", task.id, error.message
+            )
             return None
 
     def take_completed(self) -> list[Completed]:
-        """What has returned and is to be written now."""
-        count = _fitting(self.completed)
-        taken, self.completed = self.completed[:count], self.completed[count:]
-        return taken
+        """Remove and return the completed tasks that fit into one statement."""
+        return _take_batch(self.completed)
 
     def take_failed(self) -> list[Failure]:
-        """What has failed and is to be written now."""
-        count = _fitting(self.failed)
-        taken, self.failed = self.failed[:count], self.failed[count:]
-        return taken
+        """Remove and return the failures that fit into one statement."""
+        return _take_batch(self.failed)
 
 
-def _fitting(outcomes: Sequence[Completed] | Sequence[Failure]) -> int:
-    """How many outcomes go into one statement: at least one, and no more than PostgreSQL can well take."""
-    size = 0
-    for count, outcome in enumerate(outcomes):
+AnyOutcome = TypeVar("AnyOutcome", Completed, Failure)
+
+
+def _take_batch(outcomes: list[AnyOutcome]) -> list[AnyOutcome]:
+    """Remove and return the outcomes for one statement: at least one, and no more than PostgreSQL takes easily."""
+    count = size = 0
+    for outcome in outcomes:
         size += len(outcome.result)
-        if size > MAX_STATEMENT_CHARACTERS:
-            return max(1, count)
-    return len(outcomes)
+        if count and size > MAX_STATEMENT_CHARACTERS:
+            break
+        count += 1
+    taken, outcomes[:] = outcomes[:count], outcomes[count:]
+    return taken
 
 
 class _Options(msgspec.Struct):
+    """The options stored with a task that say how to handle its failures."""
+
     retry_policy: dict[str, Any] | None = None
     idempotent: bool = False
     on_failure: str | None = None
 
 
 def _options(task: Claimed) -> _Options:
-    """What is stored with a task about its policy; anyone may have written that row."""
+    """Return the stored options of a task. Anyone may have written the row, so options that cannot be read are left out."""
     try:
         return msgspec.json.decode(task.task_options or "{}", type=_Options)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         logger.warning("the options of task %s cannot be read and are left out: %s", task.id, error)
         return _Options()

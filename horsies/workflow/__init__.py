@@ -1,4 +1,4 @@
-"""Workflows: graphs of tasks that go on by themselves, whatever becomes of a worker.
+"""Workflows: graphs of tasks that advance whatever happens to a worker.
 
-A graph is drawn and checked here, stored as a whole, and moved forward in the transactions that end its tasks.
+A graph is defined and validated here, stored as a whole, and advanced in the transactions that end its tasks.
 """

@@ -1,8 +1,8 @@
-"""What follows from the end of a node. Decisions only: what is loaded before and written after is the caller's.
+"""Decide what follows when a node ends. This module is pure: `horsies.workflow.settle` loads the rows and writes the changes.
 
-A step knows the nodes that ended and those that wait for them, and no others: each node keeps count of what it still
-waits for, and each workflow of what has not ended, so that a step of a workflow of thousands costs what a step of three
-does. The order in which nodes end makes no difference to how the workflow ends.
+A step knows only the nodes that ended and their dependents. Each node counts the dependencies that it still waits for, and each
+workflow the nodes that have not ended. So a step in a workflow of thousands of nodes costs as much as in one of three. The order
+in which nodes end does not affect how the workflow ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPLETED, FAILED, SKIPPED = (
 
 
 class Kind(StrEnum):
-    """What a node is."""
+    """The kind of a node."""
 
     TASK = "task"
     WORKFLOW = "workflow"
@@ -36,17 +36,17 @@ class Kind(StrEnum):
 
 
 class Flow(msgspec.Struct):
-    """A workflow, as far as a step must know it."""
+    """The part of a workflow's row that a step needs."""
 
     id: str
     status: str
-    pauses: bool  # on the first failure
+    pauses: bool  # when a node fails
     open_tasks: int
     parent: Ref | None = None
 
 
 class Node(msgspec.Struct):
-    """A node, as far as a step must know it. `sources` are the dependencies that must have ended in any case."""
+    """The part of a node's row that a step needs. `sources` are the dependencies that must have ended whatever the join says."""
 
     workflow_id: str
     index: int
@@ -63,7 +63,6 @@ class Node(msgspec.Struct):
     sources: list[int]
     child: str | None = None
     has_result: bool = False
-    is_fed: bool = False  # with results of others, when it runs
 
     @property
     def ref(self) -> Ref:
@@ -74,30 +73,26 @@ class Node(msgspec.Struct):
         return self.status in WORKFLOW_TASK_TERMINAL_STATES
 
 
-class Ended(NamedTuple):
-    """A node has ended; one whose workflow is still to be built has only got that."""
+class NodeEnded(NamedTuple):
+    """A node has ended. If its sub-workflow is built by a task, the end of that task: the sub-workflow can start then."""
 
     workflow_id: str
     task_index: int
     status: WorkflowTaskStatus
     result: str | None = None
 
-    @property
-    def ref(self) -> Ref:
-        return self.workflow_id, self.task_index
 
-
-class Opened(NamedTuple):
-    """A workflow may begin, or go on after a pause, with its nodes that are ready."""
+class WorkflowStarted(NamedTuple):
+    """A workflow starts, or resumes after a pause: its nodes that are ready may start."""
 
     workflow_id: str
 
 
-Event: TypeAlias = Ended | Opened
+Event: TypeAlias = NodeEnded | WorkflowStarted
 
 
 class NodeChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node as it is to be written, its counts only if they changed; one that `starts` is put to work as well."""
+    """A node to write, with its counts only if they changed. A node that `starts` is also enqueued or timed."""
 
     workflow_id: str
     task_index: int
@@ -109,104 +104,92 @@ class NodeChange(msgspec.Struct, frozen=True, omit_defaults=True):
     open_sources: int | None = None
     result: str | None = None
 
-    @property
-    def ref(self) -> Ref:
-        return self.workflow_id, self.task_index
+
+class Changes:
+    """The result of a step: the rows to write, and what to do next."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeChange] = []
+        self.flows: list[Flow] = []
+        self.paused: list[str] = []  # workflows whose tasks that were not started must be put off
+        self.maps: list[Ref] = []  # map nodes that start: their tasks must be enqueued
+        self.built: list[Ref] = []  # nodes whose sub-workflow has just been built
+        self.dropped: list[str] = []  # sub-workflows that will not start, because their node was skipped
+        self.over: list[str] = []  # workflows whose nodes have all ended
+        self.events: list[Event] = []
 
 
-class FlowChange(msgspec.Struct, frozen=True):
-    """A workflow as it is to be written."""
-
-    id: str
-    status: str
-    open_tasks: int
-
-
-class Changes(NamedTuple):
-    """What a step comes to: rows to write, then what they lead to in turn."""
-
-    nodes: list[NodeChange]
-    flows: list[FlowChange]
-    paused: list[str]  # workflows whose tasks that have not begun must be held back
-    maps: list[Ref]  # nodes that take their items now
-    built: list[Ref]  # nodes whose workflow has just been built
-    dropped: list[str]  # workflows that will not begin, because their node was skipped
-    over: list[str]  # workflows that have ended, and need a verdict
-    events: list[Event]
-
-    @property
-    def leads_on(self) -> bool:
-        """Whether there is more to do than to write rows."""
-        return bool(self.paused or self.maps or self.built or self.dropped or self.events)
-
-
-def joins(node: Node) -> bool | None:
-    """Whether a node may run, given how far its dependencies are; None when that is not decided."""
+def can_start(node: Node) -> bool | None:
+    """Return True if the dependencies of a node allow it to start, False if they never will, None if that is still open."""
     if node.join == "all":
         if node.open_deps:
             return None
         return node.allow_failed or not node.failed_deps
-    wanted = node.min_success or 1
-    if node.completed_deps >= wanted:
+    needed = node.min_success or 1
+    if node.completed_deps >= needed:
         return True if not node.open_sources else None
-    return None if node.completed_deps + node.open_deps >= wanted else False
+    return None if node.completed_deps + node.open_deps >= needed else False
 
 
 def advance(flows: Mapping[str, Flow], nodes: Mapping[Ref, Node], events: Iterable[Event]) -> Changes:
-    """What follows from these events. `nodes` are those that ended, and those that wait for them."""
+    """Return what follows from these events. `nodes` has the nodes that ended and their dependents."""
     step = _Step(flows, nodes)
     for event in events:
-        step.take(event)
-    step.begin()
+        step.apply(event)
+    step.start_ready_nodes()
+    step.collect_rows()
     return step.changes
 
 
 class _Step:
     def __init__(self, flows: Mapping[str, Flow], nodes: Mapping[Ref, Node]) -> None:
+        self.changes = Changes()
         self._flows = flows
         self._nodes = nodes
-        self._touched: dict[Ref, str | None] = {}  # with the results that came along
+        self._touched: dict[Ref, str | None] = {}  # with the results that the events carry
         self._counted: set[Ref] = set()
         self._ready: dict[Ref, None] = {}
         self._starts: set[Ref] = set()
         self._touched_flows: dict[str, None] = {}
-        self._paused: list[str] = []
-        self._maps: list[Ref] = []
-        self._built: list[Ref] = []
-        self._dropped: list[str] = []
-        self._events: list[Event] = []
 
-    def take(self, event: Event) -> None:
-        if isinstance(event, Opened):
+    def apply(self, event: Event) -> None:
+        if isinstance(event, WorkflowStarted):
             flow = self._flows[event.workflow_id]
             flow.status = WorkflowStatus.RUNNING
             self._touched_flows[flow.id] = None
             members = [node for node in self._nodes.values() if node.workflow_id == flow.id]
             self._ready |= {node.ref: None for node in members if node.status == READY}
             return
-        node = self._nodes[event.ref]
+        node = self._node((event.workflow_id, event.task_index))
         if node.has_ended:
             return
         if node.kind == Kind.WORKFLOW and node.child is None and event.status == COMPLETED:
             node.status = RUNNING
             self._touched[node.ref] = None
-            self._built.append(node.ref)
+            self.changes.built.append(node.ref)
             return
         self._touched[node.ref] = event.result
-        self._spread(node, event.status)
+        self._end_with_dependents(node, event.status)
 
-    def _spread(self, first: Node, status: WorkflowTaskStatus) -> None:
-        """End a node, and all that are skipped because of it, level by level."""
+    def _node(self, ref: Ref) -> Node:
+        """Return a node by reference. The reference comes from a stored row, which may be wrong."""
+        node = self._nodes.get(ref)
+        if node is None:
+            raise LookupError(f"workflow {ref[0]} has no node {ref[1]}")
+        return node
+
+    def _end_with_dependents(self, first: Node, status: WorkflowTaskStatus) -> None:
+        """End a node, and skip the nodes that cannot start any more because of it, level by level."""
         level = [(first, status)]
         while level:
             following: list[tuple[Node, WorkflowTaskStatus]] = []
             for node, ending in level:
                 if node.has_ended:
-                    continue  # two of those before it have said so
+                    continue  # two of its dependencies have skipped it
                 self._end(node, ending)
                 for index in node.dependents:
-                    dependent = self._nodes[node.workflow_id, index]
-                    if not dependent.has_ended and self._count(dependent, node):
+                    dependent = self._node((node.workflow_id, index))
+                    if not dependent.has_ended and self._count_ended_dependency(dependent, node):
                         following.append((dependent, SKIPPED))
             level = following
 
@@ -218,13 +201,13 @@ class _Step:
         self._touched_flows[flow.id] = None
         self._ready.pop(node.ref, None)
         if status == SKIPPED and node.child is not None:
-            self._dropped.append(node.child)
+            self.changes.dropped.append(node.child)
         if status == FAILED and flow.pauses and flow.status == WorkflowStatus.RUNNING:
             flow.status = WorkflowStatus.PAUSED
-            self._paused.append(flow.id)
+            self.changes.paused.append(flow.id)
 
-    def _count(self, node: Node, ended: Node) -> bool:
-        """Note that a dependency has ended; tells whether the node is to be skipped here and now."""
+    def _count_ended_dependency(self, node: Node, ended: Node) -> bool:
+        """Count a dependency that has ended; return True if the node must be skipped now."""
         completed = ended.status == COMPLETED
         node.open_deps -= 1
         node.completed_deps += completed
@@ -234,18 +217,19 @@ class _Step:
         self._touched.setdefault(node.ref, None)
         if node.status != PENDING:
             return False
-        verdict = joins(node)
-        if verdict:
+        startable = can_start(node)
+        if startable:
             self._ready[node.ref] = None
-        if verdict is not False:
+        if startable is not False:
             return False
         if all((node.workflow_id, index) in self._nodes for index in node.dependents):
             return True
-        self._events.append(Ended(node.workflow_id, node.index, SKIPPED))  # when those after it are known
+        # Its dependents are not loaded: skip it in a step of its own.
+        self.changes.events.append(NodeEnded(node.workflow_id, node.index, SKIPPED))
         return False
 
-    def begin(self) -> None:
-        """Put to work what is ready, where that is allowed."""
+    def start_ready_nodes(self) -> None:
+        """Start the nodes that are ready, in workflows that run."""
         for ref in self._ready:
             node = self._nodes[ref]
             self._touched.setdefault(ref, None)
@@ -256,51 +240,51 @@ class _Step:
             has_task = node.kind == Kind.TASK or (node.kind == Kind.WORKFLOW and node.child is None)
             node.status = ENQUEUED if has_task else RUNNING
             if node.kind == Kind.MAP:
-                self._maps.append(ref)
+                self.changes.maps.append(ref)
             elif node.kind == Kind.WORKFLOW and node.child is not None:
-                self._events.append(Opened(node.child))
+                self.changes.events.append(WorkflowStarted(node.child))
             elif node.kind == Kind.SIGNAL and node.has_result:
-                self._events.append(Ended(*ref, COMPLETED))
+                self.changes.events.append(NodeEnded(*ref, COMPLETED))
 
-    @property
-    def changes(self) -> Changes:
-        touched = [self._flows[flow_id] for flow_id in self._touched_flows]
-        return Changes(
-            nodes=[self._change(self._nodes[ref], result) for ref, result in self._touched.items()],
-            flows=[FlowChange(flow.id, flow.status, flow.open_tasks) for flow in touched],
-            paused=self._paused,
-            maps=self._maps,
-            built=self._built,
-            dropped=self._dropped,
-            over=[
-                flow.id for flow in touched if flow.status == WorkflowStatus.RUNNING and not flow.open_tasks
-            ],
-            events=self._events,
-        )
+    def collect_rows(self) -> None:
+        """Add the rows of all nodes and workflows that have changed."""
+        for ref, result in self._touched.items():
+            node = self._nodes[ref]
+            counted = ref in self._counted
+            self.changes.nodes.append(
+                NodeChange(
+                    *ref,
+                    node.status,
+                    starts=ref in self._starts,
+                    open_deps=node.open_deps if counted else None,
+                    completed_deps=node.completed_deps if counted else None,
+                    failed_deps=node.failed_deps if counted else None,
+                    open_sources=node.open_sources if counted else None,
+                    result=result,
+                )
+            )
+        for flow_id in self._touched_flows:
+            flow = self._flows[flow_id]
+            self.changes.flows.append(flow)
+            if flow.status == WorkflowStatus.RUNNING and not flow.open_tasks:
+                self.changes.over.append(flow_id)
 
-    def _change(self, node: Node, result: str | None) -> NodeChange:
-        starts = node.ref in self._starts
-        if node.ref not in self._counted:
-            return NodeChange(node.workflow_id, node.index, node.status, starts, result=result)
-        counts = (node.open_deps, node.completed_deps, node.failed_deps, node.open_sources)
-        return NodeChange(node.workflow_id, node.index, node.status, starts, *counts, result)
 
-
-class Verdict(NamedTuple):
-    """How a workflow has ended; of a failure, which node's error it is, if it is one's."""
+class WorkflowEnd(NamedTuple):
+    """The end of a workflow. `culprit` is the node whose error is that of the workflow, if it failed by one."""
 
     completed: bool
     culprit: int | None = None
 
 
-def judge(cases: Iterable[Iterable[int]] | None, completed: set[int], failed: set[int]) -> Verdict:
-    """Whether a workflow is a success. Without cases every failed node fails it.
+def decide_end(cases: Iterable[Iterable[int]] | None, completed: set[int], failed: set[int]) -> WorkflowEnd:
+    """Decide how a workflow has ended. Without cases of a success policy, any failed node fails it.
 
-    Of the nodes that cases require, `completed` and `failed` must tell; without cases, the first of `failed` will do.
+    `completed` and `failed` must have all nodes that the cases require; without cases, the first of `failed` is enough.
     """
     if cases is None:
-        return Verdict(not failed, min(failed, default=None))
+        return WorkflowEnd(not failed, min(failed, default=None))
     listed = [list(case) for case in cases]
     if any(completed.issuperset(case) for case in listed):
-        return Verdict(True)
-    return Verdict(False, next((index for case in listed for index in case if index in failed), None))
+        return WorkflowEnd(True)
+    return WorkflowEnd(False, next((index for case in listed for index in case if index in failed), None))

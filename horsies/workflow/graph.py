@@ -1,23 +1,38 @@
-"""A workflow as drawn, with every arrow made an index.
-
-The caller's nodes are copied, so that nothing they do to them later changes what was checked. What cannot be made an
-index is noted and left out; the caller decides what that means.
-"""
+"""The graph of a workflow: nodes by index, their ids, the edges between them, and the types of their values."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType, NoneType
+from typing import Any, Union, cast, get_type_hints
 
-from horsies.errors import ErrorCode, HorsiesError, WorkflowValidationError
-from horsies.workflow.nodes import AnyNode, FedNode, FromNode, MapNode, SuccessPolicy, slugify
+from horsies.codec.values import why_not_json
+from horsies.workflow.nodes import (
+    AnyNode,
+    Blueprint,
+    FromNode,
+    FrozenNode,
+    GatherNode,
+    MapNode,
+    NodeWithInputs,
+    SignalNode,
+    SleepNode,
+    SubWorkflowNode,
+    TaskNode,
+    frozen_class,
+    slug_of,
+    slugify,
+)
+
+# The longest default id of a node, before a number is added.
+_LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A node in its place: what it waits for, what it is fed, and what it may look at, as indexes."""
+    """A node with its dependencies, its sources of arguments and its context, as indexes of nodes."""
 
     index: int
     node: AnyNode
@@ -27,97 +42,149 @@ class Entry:
     args_from: Mapping[str, int]
     context: tuple[int, ...] | None
 
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A success policy by indexes."""
-
-    cases: tuple[tuple[int, ...], ...]
-    optional: tuple[int, ...] = ()
+    def __str__(self) -> str:
+        return f"node {self.node_id!r}"
 
 
-def wrong(code: ErrorCode, message: str, remedy: str) -> HorsiesError:
-    return WorkflowValidationError(message, code=code, help_text=remedy)
+class Graph:
+    """The nodes of a workflow by their indexes. Nodes that are not in the workflow are left out: `validate` reports them.
 
-
-class Resolver:
-    """Makes entries of nodes; `errors` holds what was wrong on the way."""
+    The entries have frozen copies of the nodes, which refer to each other. `aliases` are the ids that released versions gave to
+    nodes by default.
+    """
 
     def __init__(self, workflow_name: str, nodes: Sequence[AnyNode]) -> None:
-        self.errors: list[HorsiesError] = []
-        self._nodes = nodes
-        self._index_of = {id(node): index for index, node in enumerate(nodes)}
-        self._slug = slugify(workflow_name)
+        self.nodes = nodes
+        ids = default_ids(nodes)
+        copies = [frozen_class(type(node)).__new__(frozen_class(type(node))) for node in nodes]
+        self._index_of = {id(node): n for each in (copies, nodes) for n, node in enumerate(each)}
+        for n, node in enumerate(nodes):
+            copies[n].__dict__.update(node.__dict__, node_id=ids[n], **self._references(node, copies))
+        self.entries = tuple(self._entry(n, node, ids[n]) for n, node in enumerate(copies))
+        self.node_ids = dict(zip((*nodes, *copies), (*ids, *ids), strict=True))
+        slug = slugify(workflow_name)
+        self.aliases = {f"{slug}:{n}": node_id for n, node_id in enumerate(ids)}
 
-    def entries(self) -> list[Entry]:
-        return [self._entry(index, node) for index, node in enumerate(self._nodes)]
+    def __contains__(self, node: object) -> bool:
+        return id(node) in self._index_of
 
-    def node_id(self, index: int) -> str:
-        """The id that a node was given, or one made of the workflow's name."""
-        given = self._nodes[index].node_id
-        return f"{self._slug}:{index}" if given is None else given
+    def indexes(self, nodes: Iterable[AnyNode]) -> tuple[int, ...]:
+        """Return the index of each node once, in this order."""
+        return tuple(dict.fromkeys(self._index_of[id(node)] for node in nodes if node in self))
 
-    def members(self, nodes: Iterable[AnyNode], code: ErrorCode, role: str) -> tuple[int, ...]:
-        """The indexes of nodes; one that is no member is noted under the code."""
-        found: dict[int, None] = {}
-        for node in nodes:
-            index = self._index_of.get(id(node))
-            if index is None:
-                name = (
-                    getattr(node, "node_id", None) or getattr(getattr(node, "fn", None), "name", None) or node
-                )
-                self.errors.append(
-                    wrong(code, f"{role} {name!r}, which is no node of this workflow", "add it to tasks=[…]")
-                )
-            else:
-                found[index] = None
-        return tuple(found)
+    def name_nodes(self) -> None:
+        """Give the default ids to the caller's nodes, so that code can ask for their results."""
+        for node in self.nodes:
+            if _given_id(node) is None:
+                node.node_id = node.default_id = self.node_ids[node]
 
-    def policy(self, policy: SuccessPolicy) -> Policy:
-        code, role = ErrorCode.WORKFLOW_INVALID_SUCCESS_POLICY, "the success policy names"
-        return Policy(
-            tuple(self.members(case.required, code, role) for case in policy.cases),
-            self.members(policy.optional or (), code, role),
+    def _references(self, node: AnyNode, copies: Sequence[AnyNode]) -> dict[str, Any]:
+        """Return the fields of a node that refer to others, as a copy has them: with the other copies, and frozen."""
+
+        def twin(other: AnyNode) -> AnyNode:
+            return copies[self._index_of[id(other)]] if other in self else other
+
+        changed: dict[str, Any] = {"waits_for": tuple(map(twin, node.waits_for))}
+        if isinstance(node, NodeWithInputs | MapNode):
+            changed["kwargs"] = MappingProxyType(
+                {
+                    name: FromNode(twin(value.node)) if isinstance(value, FromNode) else value
+                    for name, value in _kwargs(cast("AnyNode", node)).items()
+                }
+            )
+        if isinstance(node, NodeWithInputs):
+            sources = {name: twin(source) for name, source in node.args_from.items()}
+            changed["args_from"] = MappingProxyType(sources)
+            if node.workflow_ctx_from is not None:
+                changed["workflow_ctx_from"] = tuple(map(twin, node.workflow_ctx_from))
+        if isinstance(node, MapNode):
+            over = cast("MapNode[Any]", node).over
+            changed["over"] = None if over is None else twin(over)
+        if isinstance(node, GatherNode):
+            changed["of"] = tuple(map(twin, cast("GatherNode[Any]", node).of))
+        return changed
+
+    def _entry(self, index: int, node: AnyNode, node_id: str) -> Entry:
+        context: tuple[int, ...] | None = None
+        if isinstance(node, NodeWithInputs) and node.workflow_ctx_from is not None:
+            context = self.indexes(node.workflow_ctx_from)
+        return Entry(
+            index,
+            node,
+            node_id,
+            deps=self.indexes((*node.waits_for, *_marked(node).values())),
+            kwargs=MappingProxyType(
+                {name: value for name, value in _kwargs(node).items() if not isinstance(value, FromNode)}
+            ),
+            args_from={
+                name: self._index_of[id(source)]
+                for name, source in sources_of(node).items()
+                if source in self
+            },
+            context=context,
         )
 
-    def _entry(self, index: int, node: AnyNode) -> Entry:
-        node_id = self.node_id(index)
-        kwargs, fed = _split(node)
-        waited_for = [*node.waits_for, *(fed[name] for name in fed if name in _marked(node))]
-        deps = self.members(waited_for, ErrorCode.WORKFLOW_INVALID_DEPENDENCY, f"node {node_id!r} waits for")
-        code = ErrorCode.WORKFLOW_INVALID_ARGS_FROM
-        args_from = {
-            name: found[0]
-            for name, source in fed.items()
-            if (found := self.members([source], code, f"node {node_id!r} takes {name!r} from"))
-        }
-        context: tuple[int, ...] | None = None
-        if isinstance(node, FedNode) and node.workflow_ctx_from is not None:
-            role = f"node {node_id!r} has in its context"
-            context = self.members(node.workflow_ctx_from, ErrorCode.WORKFLOW_INVALID_CTX_FROM, role)
-        twin = copy(node)
-        twin.node_id = node_id
-        return Entry(index, twin, node_id, deps, kwargs, args_from, context)
+
+def default_ids(nodes: Sequence[AnyNode]) -> list[str]:
+    """Return the id of each node: the given one, or the name of what it runs, numbered when the name repeats."""
+    given = [_given_id(node) for node in nodes]
+    taken = {node_id for node_id in given if node_id is not None}
+    counts: dict[str, int] = {}
+    found: list[str] = []
+    for node, node_id in zip(nodes, given, strict=True):
+        if node_id is None:
+            name = (slug_of(name_of(node)) or "node")[:_LONGEST_NAME]
+            node_id = name
+            while node_id in taken:
+                counts[name] = counts.get(name, 1) + 1
+                node_id = f"{name}_{counts[name]}"
+            taken.add(node_id)
+        found.append(node_id)
+    return found
+
+
+def _given_id(node: AnyNode) -> str | None:
+    """Return the id of a node, None if a workflow may choose it. A node of a validated workflow keeps its id."""
+    return None if node.node_id == node.default_id and not isinstance(node, FrozenNode) else node.node_id
+
+
+def name_of(node: AnyNode) -> str:
+    """Return the name of what a node runs."""
+    match node:
+        case TaskNode():
+            return node.fn.definition.name
+        case MapNode():
+            return cast("MapNode[Any]", node).fn.definition.name
+        case SubWorkflowNode():
+            return node.workflow_def.name or node.workflow_def.__name__
+        case SignalNode():
+            return node.name
+        case SleepNode():
+            return "sleep"
+        case GatherNode():
+            return "gather"
+        case _:
+            return "node"
+
+
+def sources_of(node: AnyNode) -> dict[str, AnyNode]:
+    """Return the nodes whose results are arguments of a node, by the names of the arguments."""
+    if isinstance(node, GatherNode):
+        return {str(n): source for n, source in enumerate(cast("GatherNode[Any]", node).of)}
+    return {**_marked(node), **(node.args_from if isinstance(node, NodeWithInputs) else {})}
 
 
 def _marked(node: AnyNode) -> dict[str, AnyNode]:
-    """The arguments that were given as `from_node(…)`."""
-    if not isinstance(node, FedNode | MapNode):
-        return {}
-    return {name: value.node for name, value in node.kwargs.items() if isinstance(value, FromNode)}
+    """Return the nodes of the arguments that are given as `from_node(…)`."""
+    return {name: value.node for name, value in _kwargs(node).items() if isinstance(value, FromNode)}
 
 
-def _split(node: AnyNode) -> tuple[dict[str, Any], dict[str, AnyNode]]:
-    """The arguments that are known, and those that come from other nodes."""
-    marked = _marked(node)
-    if not isinstance(node, FedNode | MapNode):
-        return {}, {}
-    known = {name: value for name, value in node.kwargs.items() if name not in marked}
-    return known, {**marked, **(node.args_from if isinstance(node, FedNode) else {})}
+def _kwargs(node: AnyNode) -> Mapping[str, Any]:
+    return node.kwargs if isinstance(node, NodeWithInputs | MapNode) else {}
 
 
 def cycle_in(entries: Sequence[Entry]) -> list[int]:
-    """The nodes of a circle of arrows, in order; empty when there is none."""
+    """Return the nodes of a cycle, in order; empty if there is none."""
     left = {entry.index: set(entry.deps) for entry in entries}
     dependents = dependents_of(entries)
     free = [index for index, deps in left.items() if not deps]
@@ -132,16 +199,64 @@ def cycle_in(entries: Sequence[Entry]) -> list[int]:
         return []
     path: list[int] = []
     here = next(iter(left))
-    while here not in path:  # whatever is left waits for something that is left
+    while here not in path:  # each node that is left waits for another one that is left
         path.append(here)
         here = next(iter(left[here]))
     return path[path.index(here) :][::-1]
 
 
 def dependents_of(entries: Sequence[Entry]) -> list[tuple[int, ...]]:
-    """For each node, those that wait for it."""
+    """Return the dependents of each node."""
     found: list[list[int]] = [[] for _ in entries]
     for entry in entries:
         for index in entry.deps:
             found[index].append(entry.index)
     return [tuple(each) for each in found]
+
+
+def value_type_of(node: AnyNode) -> Any:
+    """Return the type of a node's value, Any if it is unknown."""
+    match node:
+        case TaskNode():
+            return node.fn.definition.signature.value_type
+        case MapNode():
+            return list[cast("MapNode[Any]", node).fn.definition.signature.value_type]
+        case SubWorkflowNode():
+            return node.workflow_def.value_type()
+        case GatherNode():
+            return list[_common_type(cast("GatherNode[Any]", node).of)]
+        case SleepNode():
+            return NoneType
+        case _:
+            return Any
+
+
+def _common_type(nodes: Iterable[AnyNode]) -> Any:
+    """Return a type for the values of all these nodes, Any if there is none that can be decoded."""
+    types = list(dict.fromkeys(value_type_of(node) for node in nodes))
+    common = Any if Any in types else Union[tuple(types)]  # noqa: UP007  the types are known at run time only
+    return Any if why_not_json(common) else common
+
+
+def hints_of(definition: type[Blueprint[Any]]) -> dict[str, Any]:
+    """Return the annotations of a definition's `build_with`, or nothing if they cannot be resolved."""
+    try:
+        return get_type_hints(definition.build_with)
+    except Exception:  # noqa: BLE001  a name that exists for type checkers only
+        return {}
+
+
+def as_map(entry: Entry) -> MapNode[Any]:
+    """Return the node of an entry that is known to be a map."""
+    return cast("MapNode[Any]", entry.node)
+
+
+def map_param(entry: Entry) -> str | None:
+    """Return the parameter of a map's task that takes the items; None if that is not clear."""
+    node = as_map(entry)
+    if node.param is not None:
+        return node.param
+    parameters = node.fn.definition.signature.parameters
+    open_ones = [name for name in parameters if name not in entry.kwargs]
+    required = [name for name in open_ones if parameters[name].default is inspect.Parameter.empty]
+    return next((found[0] for found in (required, open_ones) if len(found) == 1), None)

@@ -1,4 +1,4 @@
-"""One browser for the run, and viewers who complain of nothing unless a test says so."""
+"""Fixtures: one browser for the run, dashboards, and viewers that fail the test if a page reports an error."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Dashboards of an app or a database, served until the viewers have gone; gives their addresses."""
+    """Return a function that serves a dashboard until the end of the test, and returns its address."""
     with ExitStack() as served:
         yield lambda source, **settings: served.enter_context(dashboard(source, **settings))
 
 
 @pytest.fixture
 def watch(browser: Browser, serve: object) -> Iterator[Callable[..., Viewer]]:
-    """Viewers of a dashboard, who in the end must have nothing to complain of."""
+    """Return a function that opens a viewer. At the end of the test, no viewer may have seen an error."""
     viewers: list[Viewer] = []
 
     def new(base: str, **settings: object) -> Viewer:

@@ -1,4 +1,4 @@
-"""Rows as they lie in a database that has been in use for a day, and rows that somebody means harm with."""
+"""Fill a database with a day of history, or with hostile rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from uuid import UUID
 import psycopg
 
 from horsies import PostgresConfig
-from horsies.portal import run_sync
-from horsies.storage.database import connect
-from horsies.storage.rollups import roll
+from horsies.db.connection import connect
+from horsies.db.queries.retention import roll_up
+from horsies.event_loop import run_sync
 
 HOSTILE_NAME = "<script>window.broken=1</script>\"'&{{7*7}}"
 HOSTILE_QUEUE = '"><svg onload=window.broken=2>'
@@ -20,7 +20,7 @@ HOSTILE_ID = UUID("01900000-0000-7000-8000-00000000beef")
 HUGE_ID = UUID("01900000-0000-7000-8000-00000000feed")
 BINARY_ID = UUID("01900000-0000-7000-8000-00000000b1b1")
 
-# A day of a shop, busier by day than by night: `n` counts tasks, the newest first.
+# One day of a shop, busier by day than by night. `n` numbers the tasks, newest first.
 _DAY = """
 INSERT INTO horsies_tasks (id, task_name, queue_name, live, status, sent_at, enqueued_at, started_at, completed_at,
                            failed_at, terminal_at, kwargs, result, error_code, worker_hostname, worker_pid,
@@ -54,7 +54,7 @@ VALUES (%(id)s, %(name)s, %(queue)s, false, 'FAILED', now(), now(), now(), %(kwa
 
 
 def fill_day(url: str, tasks: int = 4_000, seconds: int = 86_000) -> None:
-    """A day's history, counted as a worker would have."""
+    """Store a day of history, with the counts that a worker would have written."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_DAY, {"tasks": tasks, "seconds": seconds})
         connection.execute(_DEPTHS)
@@ -63,11 +63,11 @@ def fill_day(url: str, tasks: int = 4_000, seconds: int = 86_000) -> None:
 
 async def _count(url: str) -> None:
     async with await connect(PostgresConfig(database_url=url)) as connection:
-        await roll(connection)
+        await roll_up(connection)
 
 
-def mean_harm(url: str) -> None:
-    """Tasks with markup wherever text can be, one that is huge, and one whose result is no JSON."""
+def add_hostile_rows(url: str) -> None:
+    """Store tasks with markup in every text, a huge one, and one whose result is not JSON."""
     error = {"error_code": HOSTILE_TEXT, "message": HOSTILE_TEXT, "exception": {"traceback": HOSTILE_TEXT}}
     _fail(
         url,

@@ -1,4 +1,4 @@
-"""Take the pictures of the documentation: `python -m tests.browser.screenshots` writes docs/images/."""
+"""Take the screenshots of the documentation: `python -m tests.browser.screenshots` writes docs/images/."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from playwright.sync_api import Browser
 
 from horsies import PostgresConfig, embedded
-from horsies.storage.migrate import migrate
+from horsies.db.migrations import migrate
 from tests.browser.scene import fill_day
 from tests.browser.server import dashboard
 from tests.browser.shop import SOURCE
@@ -20,7 +20,7 @@ from tests.support.workers import Workplace
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
-# Where this clone and the app lie is nobody's business.
+# Replaces local paths in tracebacks.
 NEUTRAL = """root => document.querySelectorAll(".traceback").forEach(each => {
     each.textContent = each.textContent.replaceAll(root, "/srv/shop/lib").replace(/"[^"]*[/]app[.]py"/g, '"/srv/shop/app.py"');
 })"""
@@ -38,7 +38,7 @@ def main() -> None:
                 shop = place.load()
                 place.start("--processes", "3", "--with-scheduler")
                 scenes = play(shop)
-                place.run("suspend", "--queue", "mail")
+                place.run("pause", "--queue", "mail")
                 for customer in range(4):
                     shop.send_mail.send(to=f"{customer}@shop.example", subject="Your order is on its way")
                 with dashboard(shop.app, enable_actions=True) as base:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def play(shop: Any) -> dict[str, str]:
-    """Let things happen; gives where to look."""
+    """Run tasks and a workflow; return the ids to show."""
     lost = shop.send_mail.send(to="ann@shop.invalid", subject="Your order").unwrap()
     for order in range(40):
         shop.charge_card.send(order=order, amount="12.50")

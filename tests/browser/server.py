@@ -1,4 +1,4 @@
-"""The dashboard in a thread of this process, as uvicorn serves it."""
+"""Serve a dashboard with uvicorn in a thread of this process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from horsies.web import create_dashboard
-from horsies.web.server import Server
+from horsies.web.dashboard import Server, create_dashboard
 from tests.support.waiting import eventually
 
 
 @contextmanager
 def dashboard(source: Any, **settings: Any) -> Iterator[str]:
-    """Serve the dashboard of an app or a database; gives its address."""
+    """Serve the dashboard of an app or a database, and yield its address."""
     server = Server(create_dashboard(source, **settings), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, name="dashboard")
     thread.start()

@@ -1,4 +1,4 @@
-"""The source of an app with a bit of everything, as a shop might have it."""
+"""The source of an example app: a shop with queues, schedules and a workflow."""
 
 SOURCE = """
 app = Horsies(AppConfig(

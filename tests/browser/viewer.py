@@ -1,4 +1,4 @@
-"""A viewer with a real browser, who notices what nobody should see: errors, requests to elsewhere, a page too wide."""
+"""A viewer with a real browser, which records console errors and requests to other hosts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-# Playwright keeps an event loop running in its thread, in which nobody else could run one: so it has a thread of its own.
+# Playwright keeps an event loop running in its thread, so no other loop could run there. It gets its own thread.
 THREAD = ThreadPoolExecutor(1, thread_name_prefix="browser")
 
 
 def browses(test: Callable[..., None]) -> Callable[..., None]:
-    """A test that uses the browser, run where that lives."""
+    """Run a test in the browser's thread."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -34,7 +34,7 @@ def browses(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def chromium() -> str | None:
-    """Where the browser is, if there is one."""
+    """Return the path of the browser; None if there is none."""
     named = os.environ.get("HORSIES_TEST_CHROMIUM")
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     return named or next((path for path in found if path), None)
@@ -51,7 +51,7 @@ def browsing() -> Iterator[Browser]:
 
 
 class Viewer:
-    """Looks at the pages of one dashboard, and remembers what went wrong, but for answers of a status that is expected."""
+    """Opens the pages of one dashboard, and records errors, except responses with the status `tolerates`."""
 
     def __init__(
         self, browser: Browser, base: str, *, width: int = 1280, dark: bool = False, tolerates: str = "none"
@@ -74,7 +74,7 @@ class Viewer:
 
     def _see(self, request: Request) -> None:
         if urlsplit(request.url).netloc != urlsplit(self.base).netloc:
-            self.complaints.append(f"asked another host: {request.url}")
+            self.complaints.append(f"request to another host: {request.url}")
 
     def open(self, path: str) -> Page:
         self.page.goto(self.base + path, wait_until="load")

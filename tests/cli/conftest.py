@@ -49,7 +49,7 @@ def deaf_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def stranger(empty_database_url: str) -> Iterator[str]:
+def stranger(role_maker: str, empty_database_url: str) -> Iterator[str]:
     """The URL of an empty database for a role that may log in and nothing else."""
     name = psycopg.conninfo.conninfo_to_dict(empty_database_url)["dbname"]
     role = f"stranger_{name}"

@@ -167,3 +167,24 @@ def test_globs_become_files(tmp_path, monkeypatch):
     found = Horsies().expand_module_globs(["**/*_tasks.py", "mail_tasks.py", "pkg.mod"], exclude=["*/test_*"])
 
     assert found == ["deep/bulk_tasks.py", "mail_tasks.py", "pkg.mod"]
+
+
+def test_globs_leave_out_what_is_no_task_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "jobs/mail.py",
+        "jobs/test_mail.py",
+        "jobs/__pycache__/mail.py",
+        "jobs/mail.pyc",
+        "jobs/notes.txt",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "jobs" / "folder.py").mkdir()
+
+    assert Horsies().expand_module_globs(["jobs/**"]) == ["jobs/mail.py"]
+    assert Horsies().expand_module_globs(["jobs/*"], exclude=["*/mail.py"]) == []
+    assert Horsies().expand_module_globs(["jobs/test_mail.py"]) == [
+        "jobs/test_mail.py"
+    ]  # named, so it is meant

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from horsies import TaskError, TaskResult, embedded
-from horsies.cli.tour import STOPS, judge
+from horsies.cli.demo import SCENARIOS, compare
 from tests.cli.conftest import refused
 from tests.support.waiting import eventually
 from tests.support.workers import Workplace
@@ -192,7 +192,7 @@ def test_a_role_that_may_not_create_databases_is_told_what_to_ask_for(workplace,
 def test_a_broken_promise_is_noticed():
     result = TaskResult(err=TaskError(error_code="CARD_DECLINED"))
 
-    seen = judge(STOPS[0], None, result, 1.0)
+    outcome = compare(SCENARIOS[0], None, result, 1.0)
 
-    assert seen.outcome == "CARD_DECLINED"
-    assert seen.promise == "COMPLETED after 1 attempt with 5"
+    assert outcome.outcome == "CARD_DECLINED"
+    assert outcome.expected == "COMPLETED after 1 attempt with 5"

@@ -1,4 +1,4 @@
-"""`horsies events`, as a person, a file and Elasticsearch get them."""
+"""`horsies events`, as people and programs read them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import json
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from tests.cli.conftest import refused
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import Workplace
@@ -30,65 +25,10 @@ LIFE = (
 )
 
 
-class Elastic(ThreadingHTTPServer):
-    """Enough of Elasticsearch: keeps documents by their id, and says what it is told to say first."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Bulk)
-        self.documents: dict[str, Any] = {}
-        self.requests: list[tuple[str, str | None]] = []
-        self.answers: list[int] = []  # status codes to give before anything is accepted
-        self.dislikes = ""  # a kind that is refused item by item
-
-    @property
-    def url(self) -> str:
-        return f"http://ann:s3cret@127.0.0.1:{self.server_port}"
-
-
-class _Bulk(BaseHTTPRequestHandler):
-    server: Elastic
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.server.requests.append((self.path, self.headers["Authorization"]))
-        if self.server.answers:
-            self._answer(self.server.answers.pop(0), {})
-            return
-        lines = [json.loads(line) for line in body.splitlines()]
-        items: list[dict[str, Any]] = []
-        for action, document in zip(lines[::2], lines[1::2], strict=True):
-            if document["kind"] == self.server.dislikes:
-                items.append({"index": {"status": 400, "error": {"reason": "no such field"}}})
-            else:
-                self.server.documents[action["index"]["_id"]] = document
-                items.append({"index": {"status": 201}})
-        self._answer(200, {"errors": any("error" in item["index"] for item in items), "items": items})
-
-    def _answer(self, status: int, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quietly."""
-
-
-@pytest.fixture
-def elastic() -> Iterator[Elastic]:
-    with Elastic() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 def fail_one(db: psycopg.Connection[Any]) -> None:
     for step in LIFE:
         db.execute(step)
-    db.execute("SELECT pg_sleep(0.25)")  # the last fifth of a second is not told yet
+    db.execute("SELECT pg_sleep(0.25)")  # events of the last fifth of a second are not shown yet
 
 
 def test_events_are_lines_for_people_and_objects_for_programs(
@@ -143,60 +83,87 @@ def test_a_follower_outlives_the_connection_and_ends_quietly(
     assert len({json.loads(line)["id"] for line in lines()}) == 6
 
 
-def test_elasticsearch_gets_each_event_once_however_it_stumbles(
-    workplace: Workplace, db: psycopg.Connection[Any], elastic: Elastic
+def test_a_sink_continues_where_it_stopped_and_repeats_what_was_not_stored(
+    workplace: Workplace, db: psycopg.Connection[Any]
 ) -> None:
-    fail_one(db)
-    elastic.answers = [429, 503]
-    elastic.dislikes = "processing"
+    def read(*arguments: str) -> list[str]:
+        result = workplace.run("events", "--json", "--sink=logs", *arguments)
+        assert (result.returncode, result.stderr) == (0, "")
+        return [json.loads(line)["id"] for line in result.stdout.splitlines()]
 
-    first = workplace.run("events", "--since=1m", f"--to={elastic.url}", "--index=jobs")
-    stored = dict(elastic.documents)
+    fail_one(db)
+    first = read("--since=1m")
+    nothing_new = read("--since=1m")
+    fail_one(db)
+    second = read()
     db.execute("UPDATE horsies_event_cursors SET position = position - interval '1 minute'")
-    again = workplace.run("events", f"--to={elastic.url}", "--index=jobs")
+    repeated = read()
 
-    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
-    assert "it answered 429; 3 events wait" in first.stderr
-    assert "1 events refused: no such field" in first.stderr
-    assert {document["kind"] for document in stored.values()} == {"queued", "failed"}
-    assert elastic.documents == stored
-    assert {path for path, _ in elastic.requests} == {"/_bulk"}
-    assert {login for _, login in elastic.requests} == {"Basic YW5uOnMzY3JldA=="}
-    assert "s3cret" not in first.stdout + first.stderr
+    assert (len(first), nothing_new, len(second)) == (3, [], 3)
+    assert repeated == first + second
     rows = db.execute("SELECT sink FROM horsies_event_cursors").fetchall()
-    assert [row["sink"] for row in rows] == [f"http://127.0.0.1:{urlsplit(elastic.url).port}/jobs"]
+    assert [row["sink"] for row in rows] == ["logs"]
 
 
-def test_what_was_not_accepted_is_not_passed_over(
-    workplace: Workplace, db: psycopg.Connection[Any], elastic: Elastic
-) -> None:
+def test_without_a_sink_no_position_is_stored(workplace: Workplace, db: psycopg.Connection[Any]) -> None:
     fail_one(db)
-    elastic.answers = [403]
 
-    result = workplace.run("events", "--since=1m", f"--to={elastic.url}", "--index=jobs", "--sink=logs")
-
-    refused(result, "HRS-420", "403", "HORSIES_EVENTS_API_KEY")
-    assert "s3cret" not in result.stderr
+    assert workplace.run("events", "--json").stdout == workplace.run("events", "--json").stdout != ""
     assert db.execute("SELECT FROM horsies_event_cursors").fetchall() == []
 
 
+def test_what_the_reader_did_not_take_is_printed_again(
+    workplace: Workplace, db: psycopg.Connection[Any]
+) -> None:
+    fail_one(db)
+    command = [sys.executable, "-m", "horsies", "events", "--json", "--since=1m", "--sink=logs"]
+    with subprocess.Popen(command, cwd=workplace.folder, env=workplace.env, stdout=subprocess.PIPE) as gone:
+        assert gone.stdout is not None
+        gone.stdout.close()
+        gone.wait(30)
+
+    again = workplace.run("events", "--json", "--since=1m", "--sink=logs")
+
+    assert len(again.stdout.splitlines()) == 3
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "words",
     [
-        (["--to=http://es"], ["--index"]),
-        (["--to=ftp://ann:s3cret@es", "--index=jobs"], ["ftp://", "https://"]),
-        (["--sink=logs"], ["--to"]),
-        (["--since=soon"], ["'soon' is no duration"]),
+        ["events"], ["events", "--follow", "--since=1m"], ["events", "--json"], ["tasks"], ["tasks", "--json"], ["info"],
+        ["doctor"], ["schedules", "list"], ["migrate", "--sql"], ["explain", "HRS-413"], ["--help"], ["tasks", "--help"],
+        ["--version"],
     ],
-)
-def test_what_cannot_be_understood_is_said(arguments: list[str], words: list[str]) -> None:
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_whose_reader_has_gone_ends_without_a_word(
+    workplace: Workplace, db: psycopg.Connection[Any], words: list[str]
+) -> None:
+    fail_one(db)
+    with subprocess.Popen(
+        [sys.executable, "-m", "horsies", *words],
+        cwd=workplace.folder,
+        env=workplace.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as command:
+        assert command.stdout is not None
+        command.stdout.close()
+        command.stdout = None
+        try:
+            _, said = command.communicate(timeout=30)
+        finally:
+            command.kill()
+
+    assert (command.returncode, said) == (141, b"")
+
+
+def test_what_cannot_be_understood_is_said() -> None:
     from click.testing import CliRunner
 
     from horsies.cli import horsies
 
-    result = CliRunner().invoke(horsies, ["events", *arguments])
+    result = CliRunner().invoke(horsies, ["events", "--since=soon"])
 
     assert result.exit_code == 2
-    assert "s3cret" not in result.output
-    for word in words:
-        assert word in result.output
+    assert "'soon' is no duration" in result.output

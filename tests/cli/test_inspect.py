@@ -1,4 +1,4 @@
-"""`info`, `tasks`, `show`, `failed`, `requeue` and `cancel`, as a person and as a program reads them."""
+"""`info`, `tasks`, `show`, `failed`, `retry` and `cancel`, as a person and as a program reads them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_info_counts_the_tasks_of_each_queue(workplace, stored):
 
 
 def test_info_is_one_json_document(workplace, stored):
-    workplace.run("suspend", "--queue=mail")
+    workplace.run("pause", "--queue=mail")
 
     document = json.loads(workplace.run("info", "--json").stdout)
 
@@ -133,6 +133,67 @@ def test_show_has_everything_of_a_task(workplace, stored, db):
     assert "about to send" in text
 
 
+FAILURE = {
+    "err": {
+        "error_code": {"__builtin_task_code__": "UNHANDLED_EXCEPTION"},
+        "message": "no such box",
+        "data": {"box": 7},
+        "exception": {
+            "type": "LookupError",
+            "traceback": 'Traceback (most recent call last):\n  File "mail.py", line 3, in send\nLookupError: \x1b[2J\n',
+        },
+    }
+}
+
+
+def store_failure(db, result: object, ended: str = "now") -> str:
+    return db.execute(
+        "INSERT INTO horsies_tasks (task_name, queue_name, status, live, result, error_code, started_at, failed_at,"
+        " terminal_at, enqueued_at, claimed_by_worker_id) SELECT 'send', 'mail', 'FAILED', false, %s, 'BOUNCED', at, at, at, at,"
+        " gen_random_uuid() FROM (SELECT %s::timestamptz AS at) AS ended RETURNING id::text",
+        (json.dumps(result), ended),
+    ).fetchone()["id"]
+
+
+def test_show_aligns_the_fields_and_ends_with_the_traceback_as_text(workplace, db):
+    lines = workplace.run("show", store_failure(db, FAILURE)).stdout.splitlines()
+
+    assert lines[-4:] == [
+        "traceback",
+        "  Traceback (most recent call last):",
+        '    File "mail.py", line 3, in send',
+        r"  LookupError: \x1b[2J",
+    ]
+    fields = lines[: lines.index("")]
+    (width,) = {len(line) - len(line.split(maxsplit=1)[1]) for line in fields}
+    assert all(line[width - 3 : width] == "   " for line in fields)
+    assert lines == [line.rstrip() for line in lines]
+    (result,) = [line for line in fields if line.startswith("result ")]
+    assert '"data":{"box":7}' in result
+    assert "Traceback" not in result
+
+
+def test_every_time_has_one_format(workplace, db):
+    workplace.env["TZ"] = "America/New_York"
+    at = "2026-07-01 12:00:00.5Z"
+    task_id = store_failure(db, FAILURE, at)
+    db.execute(
+        "INSERT INTO horsies_workflows (id, root_workflow_id, open_tasks, status, on_error, name, definition_key, sent_at,"
+        " completed_at) SELECT id, id, 0, 'COMPLETED', 'FAIL', 'w', 'k', %s, %s FROM (SELECT gen_random_uuid() AS id) AS new",
+        (at, at),
+    )
+    db.execute(
+        "INSERT INTO horsies_task_logs (task_id, claim_seq, seq, attempt, at, level, logger, message)"
+        " VALUES (%s, 1, 0, 1, %s, 'INFO', 'shop', 'about to send')",
+        (task_id, at),
+    )
+
+    for words in (["show", task_id], ["workflows", "list"], ["events", "--since=36500d"]):
+        lines = workplace.run(*words).stdout.splitlines()
+        assert any("2026-07-01 08:00:00.500-04:00" in line for line in lines), (words, lines)
+        assert not any(" 08:00:00" in line and "08:00:00.500-04:00" not in line for line in lines)
+
+
 def test_a_task_that_is_not_there_is_an_error(workplace):
     missing = str(uuid4())
 
@@ -140,27 +201,27 @@ def test_a_task_that_is_not_there_is_an_error(workplace):
     misused(workplace.run("show", "abc"), "abc")
 
 
-def test_requeue_needs_to_know_what(workplace):
-    misused(workplace.run("requeue"), "TASK_ID", "--all")
-    misused(workplace.run("requeue", "--all", str(uuid4())), "TASK_ID", "--all")
+def test_retry_needs_to_know_what(workplace):
+    misused(workplace.run("retry"), "TASK_ID", "--all")
+    misused(workplace.run("retry", "--all", str(uuid4())), "TASK_ID", "--all")
 
 
-def test_requeue_says_how_many_it_would_touch_and_then_how_many_it_did(workplace, stored, db):
-    dry = workplace.run("requeue", "--all", "--dry-run")
-    assert dry.stdout.startswith("1 failed tasks would")
-    assert workplace.run("requeue", "--all", "--queue=other").stdout.startswith("0 of 0")
+def test_retry_says_how_many_it_would_touch_and_then_how_many_it_did(workplace, stored, db):
+    dry = workplace.run("retry", "--all", "--dry-run")
+    assert dry.stdout.startswith("1 failed task would")
+    assert workplace.run("retry", "--all", "--queue=other").stdout.startswith("0 of 0")
 
-    done = workplace.run("requeue", "--all", "--code=BOUNCED")
+    done = workplace.run("retry", "--all", "--code=BOUNCED")
 
-    assert (done.returncode, done.stdout) == (0, "1 of 1 failed tasks are PENDING again\n")
+    assert (done.returncode, done.stdout) == (0, "1 of 1 failed task is PENDING again\n")
     row = db.execute("SELECT status FROM horsies_tasks WHERE id = %s", (stored["FAILED"],)).fetchone()
     assert row["status"] == "PENDING"
     (action,) = db.execute("SELECT action, subject, tasks FROM horsies_actions").fetchall()
     assert action == {"action": "requeue", "subject": "code 'BOUNCED'", "tasks": 1}
 
 
-def test_requeue_of_a_task_that_has_not_failed_fails(workplace, stored):
-    result = workplace.run("requeue", stored["COMPLETED"])
+def test_retry_of_a_task_that_has_not_failed_fails(workplace, stored):
+    result = workplace.run("retry", stored["COMPLETED"])
 
     assert result.returncode == 1
     assert "none of these tasks has failed" in result.stderr
@@ -181,29 +242,29 @@ def test_cancel_says_what_became_of_each_task_and_which_there_is_not(workplace, 
     assert document == {"tasks": [{"task_id": stored["PENDING"], "status": "CANCELLED", "cancelled": False}]}
 
 
-def test_resume_tells_what_is_still_suspended(workplace):
-    workplace.run("suspend")
-    workplace.run("suspend", "--queue=mail")
+def test_resume_tells_what_is_still_paused(workplace):
+    workplace.run("pause")
+    workplace.run("pause", "--queue=mail")
 
-    assert workplace.run("suspend").stdout == "all queues: suspended already\n"
-    assert workplace.run("resume").stdout == "all queues: resumed\nstill suspended: mail\n"
+    assert workplace.run("pause").stdout == "all queues: paused already\n"
+    assert workplace.run("resume").stdout == "all queues: resumed\nstill paused: mail\n"
     assert workplace.run("resume", "--queue=mail").stdout == "queue mail: resumed\n"
-    assert workplace.run("resume").stdout == "all queues: not suspended\n"
+    assert workplace.run("resume").stdout == "all queues: not paused\n"
 
 
 def test_a_database_without_our_tables_is_said(workplace, empty_database_url):
-    for command in ("info", "tasks", "failed", "suspend"):
+    for command in ("info", "tasks", "failed", "pause"):
         refused(workplace.run(command, f"--database-url={empty_database_url}"), "HRS-411", "horsies migrate")
 
 
 def test_why_names_the_reason_and_the_remedy(workplace, stored, db):
     assert "No worker is running" in workplace.run("why", stored["PENDING"]).stdout
     assert "BOUNCED" in workplace.run("why", stored["FAILED"]).stdout
-    workplace.run("suspend", "--queue=default")
+    workplace.run("pause", "--queue=default")
 
     document = json.loads(workplace.run("why", stored["PENDING"], "--json").stdout)
 
-    assert document["reasons"][0].startswith("Queue default is suspended")
+    assert document["reasons"][0].startswith("Queue default is paused")
     refused(workplace.run("why", str(uuid4())), "HRS-302")
 
 
@@ -217,7 +278,7 @@ def test_purge_asks_before_it_deletes(workplace, stored, db):
 
     done = workplace.run("purge", "--older-than=0s", "--status=completed", "--yes")
 
-    assert (done.returncode, done.stdout) == (0, "1 finished tasks deleted\n")
+    assert (done.returncode, done.stdout) == (0, "1 finished task deleted\n")
     left = {row["status"] for row in db.execute("SELECT status FROM horsies_tasks").fetchall()}
     assert left == {"PENDING", "FAILED"}
     assert [row["action"] for row in db.execute("SELECT action FROM horsies_actions").fetchall()] == ["purge"]

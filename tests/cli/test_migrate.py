@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from horsies.storage.migrate import LATEST
+from horsies.db.migrations import LATEST
 from tests.cli.conftest import misused, refused
 
 
@@ -86,6 +86,15 @@ def test_a_newer_schema_is_refused(workplace, db):
 
     refused(workplace.run("migrate"), "HRS-410")
     refused(workplace.run("migrate", "--check"), "HRS-410")
+
+
+def test_no_sql_is_printed_for_a_newer_schema(workplace, db):
+    db.execute("INSERT INTO horsies_schema_version (version) VALUES (999999)")
+
+    result = workplace.run("migrate", "--sql")
+
+    refused(result, "HRS-410", "999999", "upgrade horsies")
+    assert result.stdout == ""
 
 
 def test_the_roles_are_printed_under_the_names_that_are_wanted(workplace, tmp_path):

@@ -78,6 +78,22 @@ def test_a_task_file_that_raises(workplace, command, module):
     refused(workplace.run(command, "app:app"), "HRS-210", "no licence", f"{file}:{line_of('raise', file)}")
 
 
+def test_a_failed_import_shows_every_line_of_the_users_that_led_to_it(workplace, command):
+    app = workplace.write("import models\napp = Horsies()")
+    models = workplace.write("from settings import load\nload('x')", "models.py")
+    settings = workplace.write("def load(name):\n    return json.loads(name)", "settings.py")
+
+    result = workplace.run(command, "app:app")
+
+    refused(result, "HRS-210", "JSONDecodeError", "return json.loads(name)")
+    assert f"--> {settings}:{line_of('json.loads', settings)}" in result.stderr
+    notes = [line for line in result.stderr.splitlines() if "= note:" in line]
+    assert notes == [
+        f"   = note: reached from {models}:{line_of('load(', models)}: load('x')",
+        f"   = note: reached from {app}:{line_of('import models', app)}: import models",
+    ]
+
+
 def test_two_tasks_of_one_name(workplace, command):
     file = workplace.write(ADD + ADD.replace("app = Horsies()", ""))
 

@@ -100,3 +100,14 @@ def test_a_database_that_says_no_ends_a_scheduler(workplace, database_url):
     workplace.env["HORSIES_DATABASE_URL"] = database_url.rpartition("/")[0] + "/nowhere"
 
     refused(workplace.run("scheduler", "app:app"), "HRS-414")
+
+
+def test_a_scheduler_counts_its_schedules_when_it_starts(workplace, db):
+    one, two = (f'TaskSchedule(name="{name}", task_name="add", {EVERY}, args=(1,))' for name in "ab")
+
+    for schedules, said in [([one], "1 schedule in"), ([one, two], "2 schedules in")]:
+        workplace.write(app_with(*schedules))
+        scheduler = workplace.start(command="scheduler")
+
+        assert scheduler.stop() == 0
+        assert f"Scheduler started: {said} the code\n" in scheduler.log

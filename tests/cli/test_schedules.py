@@ -48,7 +48,7 @@ def test_a_schedule_is_made_listed_paused_resumed_run_and_deleted(schedules, db)
     assert "mine runs first at 20" in create(schedules)
     assert "mine is paused" in schedules("pause", "mine")
     assert "paused" in schedules("list")
-    assert "these slots would be the next ones" in schedules("next", "mine")
+    assert "these would be its next runs" in schedules("next", "mine")
     assert "mine runs next at 20" in schedules("resume", "mine")
 
     task_id = schedules("run-now", "mine").strip()
@@ -104,13 +104,13 @@ def test_the_next_five_slots_are_shown_on_the_wall_clock_with_its_changes(schedu
 
     header, *slots = schedules("next", "mine").splitlines()
 
-    assert header.split() == ["in", "America/New_York", "offset", "in", "UTC"]
-    assert [line.split()[:6] for line in slots] == [
-        ["Sun", "2027-03-07", "01:30:00", "-0500", "2027-03-07", "06:30:00Z"],
-        ["Sun", "2027-03-14", "01:30:00", "-0500", "2027-03-14", "06:30:00Z"],
-        ["Sun", "2027-03-21", "01:30:00", "-0400", "2027-03-21", "05:30:00Z"],
-        ["Sun", "2027-03-28", "01:30:00", "-0400", "2027-03-28", "05:30:00Z"],
-        ["Sun", "2027-04-04", "01:30:00", "-0400", "2027-04-04", "05:30:00Z"],
+    assert header.split() == ["day", "in", "America/New_York", "in", "UTC"]
+    assert [line.split()[:5] for line in slots] == [
+        ["Sun", "2027-03-07", "01:30:00.000-05:00", "2027-03-07", "06:30:00.000+00:00"],
+        ["Sun", "2027-03-14", "01:30:00.000-05:00", "2027-03-14", "06:30:00.000+00:00"],
+        ["Sun", "2027-03-21", "01:30:00.000-04:00", "2027-03-21", "05:30:00.000+00:00"],
+        ["Sun", "2027-03-28", "01:30:00.000-04:00", "2027-03-28", "05:30:00.000+00:00"],
+        ["Sun", "2027-04-04", "01:30:00.000-04:00", "2027-04-04", "05:30:00.000+00:00"],
     ]
     assert ["the clock went" in line for line in slots] == [False, False, True, False, False]
     assert "after the clock went forward by 1:00:00" in slots[2]
@@ -135,7 +135,7 @@ def test_a_database_will_do_where_no_task_is_concerned(place, schedules, databas
         (["create", "x", "--task=add", "--every=999999999d"], "--every"),
         (["create", "x", "--task=add", "--every=1m", "--kwargs=[1]"], "--kwargs"),
         (["create", "x", "--cron=* * * * *"], "--task"),
-        (["run-now", "x", "--database-url=postgresql://db/x"], "--app"),
+        (["run-now", "x", "--database-url=postgresql://db/x"], "needs the app"),
         (["list", "--app=app:app", "--database-url=postgresql://db/x"], "--database-url"),
         (["pause"], "NAME"),
     ],

@@ -23,6 +23,18 @@ def test_without_a_command_the_help_is_printed_and_the_exit_code_is_1(workplace)
         assert f"\n  {command} " in result.stdout
 
 
+@pytest.mark.parametrize("group", ["schedules", "workflows", "db"])
+def test_a_group_without_a_command_prints_its_help_and_exits_with_1(workplace, group):
+    result = workplace.run(group)
+
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout.startswith(f"Usage: horsies {group} ")
+
+
+def test_an_option_without_its_value_leads_to_the_help_of_the_command(workplace):
+    misused(workplace.run("health", "--host"), "--host", "see `horsies health --help`")
+
+
 def test_the_version_is_the_packages(workplace):
     result = workplace.run("--version")
 

@@ -5,7 +5,8 @@
 - `console` blocks: what follows `$ ` is run in the folder and must succeed, and the lines below must be in its output.
   `horsies worker …` is started in the background, awaited, and stopped at the end of the page.
 - `sql` blocks are run on the database.
-- `text`, `toml` and `ini` blocks are for people.
+- `toml` and `yaml` blocks must be valid.
+- `text` and `ini` blocks are for people.
 
 An `…` stands for anything.
 """
@@ -17,16 +18,18 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import yaml
 
 from horsies import embedded
 from tests.docs.pages import Block
 from tests.support.workers import RunningWorker, Workplace
 
-LANGUAGES = {"python", "console", "sql", "text", "toml", "ini"}
+LANGUAGES = {"python", "console", "sql", "text", "toml", "yaml", "ini"}
 SECONDS = 60
 _FILE = re.compile(r"# (?P<path>[\w./-]+\.py)\n")
 _PRINTS = re.compile(r"# -> (.*)$", re.MULTILINE)
@@ -72,6 +75,10 @@ class Reader:
             case "sql":
                 with psycopg.connect(self._place.database_url, autocommit=True) as connection:
                     connection.execute(block.text.encode())
+            case "toml":
+                tomllib.loads(block.text)
+            case "yaml":
+                yaml.safe_load(block.text)
             case _:
                 pass  # for people
 

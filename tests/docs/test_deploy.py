@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 import yaml
 
 from horsies.cli import horsies
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks
 
 DEPLOY = ROOT / "examples" / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
@@ -58,6 +59,21 @@ def test_every_command_is_one_of_ours(file: str, words: list[str]) -> None:
     assert program == "horsies"
     assert command is not None
     command.make_context(name, list(arguments), resilient_parsing=False)
+
+
+def test_the_recipes_for_log_collectors_are_valid_configuration() -> None:
+    recipes = {block.language: block.text for block in blocks(ROOT / "docs" / "operations.md")}
+    vector, filebeat = tomllib.loads(recipes["toml"]), yaml.safe_load(recipes["yaml"])
+
+    program, name, *arguments = vector["sources"]["horsies"]["command"]
+    command = horsies.get_command(click.Context(horsies), name)
+
+    assert (program, name) == ("horsies", "events")
+    assert command is not None
+    command.make_context(name, list(arguments), resilient_parsing=False)
+    assert vector["sinks"]["elasticsearch"]["id_key"] == "id"
+    [source] = filebeat["filebeat.inputs"]
+    assert source["parsers"][0]["ndjson"]["document_id"] == "id"
 
 
 def test_every_kind_of_example_has_commands() -> None:

@@ -24,9 +24,11 @@ pytestmark = [
 DATA = [
     "horsies/py.typed",
     "horsies/cli/explanations.json",
-    "horsies/storage/roles.sql",
-    *(str(path.relative_to(ROOT)) for path in (ROOT / "horsies" / "storage").glob("*/*.sql")),
+    "horsies/db/schema/roles.sql",
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "horsies" / "db").glob("*/*.sql")),
 ]
+# The wheel has the pages inside the package, for `horsies get-docs`.
+PAGES = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
 USE = """
 import horsies, horsies.pytest_plugin
 from importlib.metadata import entry_points
@@ -72,10 +74,12 @@ def test_both_distributions_hold_everything_that_is_read_at_run_time(built: Path
     with tarfile.open(source) as files:
         sent = {name.partition("/")[2] for name in files.getnames()}
 
-    assert len(DATA) > 20
+    assert {"horsies/db/schema/0001_initial.sql", "horsies/db/queries/tasks.sql"} <= set(DATA)
     assert set(DATA) <= there
     assert set(DATA) <= sent
-    assert not [name for name in there if name.startswith(("tests", "bench", "examples"))]
+    assert {f"horsies/{page}" for page in PAGES} <= there
+    assert set(PAGES) <= sent
+    assert not [name for name in there if name.startswith(("tests", "bench", "examples", "docs"))]
 
 
 @pytest.mark.parametrize("python", [*interpreters()], ids=lambda path: Path(path).name)
@@ -89,3 +93,5 @@ def test_the_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path, pyt
     assert "worker" in run(fresh / "horsies", "--help", cwd=tmp_path)
     assert "CREATE TABLE horsies_tasks" in run(fresh / "horsies", "migrate", "--sql", cwd=tmp_path)
     assert "HRS-206" in run(fresh / "horsies", "explain", "206", cwd=tmp_path)
+    assert f"{len(PAGES)} pages written" in run(fresh / "horsies", "get-docs", "pages", cwd=tmp_path)
+    assert (tmp_path / "pages" / "README.md").read_text(encoding="utf-8").count("](") >= len(PAGES)

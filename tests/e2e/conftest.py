@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.support.servers import drop_database, named
 from tests.support.soundness import ailments
 from tests.support.workers import Workplace
 
@@ -25,12 +26,12 @@ def shared_workplace(
             sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
         )
         try:
-            url = server_url.rpartition("/")[0] + f"/{name}"
+            url = named(server_url, name)
             with Workplace(tmp_path_factory.mktemp("workplace"), url) as place:
                 yield place
             assert ailments(url) == []
         finally:
-            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+            drop_database(admin, name)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 Db = psycopg.Connection[dict[str, Any]]
 
 CHILD = "horsies-child"
-TEMPLATE = "horsies-template"[:15]  # as much of a name as the kernel keeps
+FORK_SERVER = "horsies-forksrv"
 
 
 def is_alive(pid: int) -> bool:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from horsies.worker import wire
-from horsies.worker.settings import ChildKind, ChildSettings
+from horsies.executor import protocol
+from horsies.executor.protocol import ChildKind, ChildSettings
 from tests.support.workers import Workplace
 
 
@@ -22,7 +22,7 @@ def settings_for(workplace: Workplace, *, max_tasks: int = 0) -> ChildSettings:
         threads=2,
         max_tasks=max_tasks,
         max_memory_mb=None,
-        afterlife_seconds=5.0,
+        orphan_seconds=5.0,
     )
 
 
@@ -31,20 +31,20 @@ class Line:
 
     def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self._sock = sock
-        self._frames = wire.Frames()
-        self._messages: list[wire.Message] = []
+        self._frames = protocol.Frames()
+        self._messages: list[protocol.Message] = []
         self.process = process
 
-    def hear(self) -> wire.Message:
+    def hear(self) -> protocol.Message:
         while not self._messages:
             data = self._sock.recv(65_536)
             assert data, "the child has hung up"
-            for body in self._frames.feed(data):
-                self._messages += wire.messages(body)
+            for body in self._frames.split(data):
+                self._messages += protocol.decode_messages(body)
         return self._messages.pop(0)
 
-    def say(self, *orders: wire.Order) -> None:
-        self._sock.sendall(wire.frame(orders))
+    def say(self, *orders: protocol.Order) -> None:
+        self._sock.sendall(protocol.frame(orders))
 
     def cut(self) -> None:
         """As the end of a worker does it."""
@@ -61,7 +61,7 @@ def child(settings: ChildSettings, kind: ChildKind) -> Iterator[Line]:
     """A child process, ended at the latest with the block."""
     ours, theirs = socket.socketpair()
     ours.settimeout(20)
-    entry = "from horsies.worker.child import main; main()"
+    entry = "from horsies.executor.child import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", entry, str(theirs.fileno()), settings.to_argument(), kind],
         pass_fds=[theirs.fileno()],

@@ -294,7 +294,7 @@ def test_a_stop_lets_them_end(workplace: Workplace, db: Db) -> None:
     eventually(office.gate("stop-begun").exists, what="the task having begun")
 
     office.worker.process.terminate()
-    eventually(lambda: "Stopping: 1 tasks" in office.worker.log, what="the worker stopping")
+    eventually(lambda: "for 1 running task" in office.worker.log, what="the worker stopping")
     gate.touch()
 
     assert office.worker.wait() == 0

@@ -28,7 +28,7 @@ def new_app(queues, **settings):
     ))
 
 def add_tasks(app):
-    for queue in app.config.queues:
+    for queue in app.config.all_queues:
         @app.task(f"sleep_{queue.name}", queue_name=queue.name)
         def sleep(seconds: float) -> TaskResult[int, TaskError]:
             time.sleep(seconds)
@@ -231,7 +231,7 @@ def test_a_worker_that_was_taken_for_dead_goes_on_within_the_limit(workplace: Wo
 
     office.worker.signal(signal.SIGCONT)
 
-    eventually(lambda: "going on under another id" in office.worker.log, what="the worker noticing")
+    eventually(lambda: "goes on under a new id" in office.worker.log, what="the worker noticing")
     assert office.tasks.app.tasks["sleep_a"].send(0).unwrap().get(20_000).is_ok(), office.worker.log
     assert office.worker.process.poll() is None
     assert office.worker.stop() == 0

@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,8 +111,13 @@ def test_hooks_and_the_log_are_told_what_the_worker_does(office: Office) -> None
     assert kinds(folder, hang.task_id) == ["processing", "timeout"]
     assert kinds(folder, late.task_id) in (["expired"], ["processing", "completed"])
     assert "a hook of the user" in office.worker.log
-    lines = [line[line.index("{") :] for line in office.worker.log.splitlines() if '{"kind"' in line]
-    logged = [event for event in map(json.loads, lines) if event["task_id"] == flaky.task_id]
+
+    def logged_events() -> list[dict[str, Any]]:
+        lines = [line[line.index("{") :] for line in office.worker.log.splitlines() if '{"kind"' in line]
+        return [event for event in map(json.loads, lines) if event["task_id"] == flaky.task_id]
+
+    # The line of an event is written after its hooks were called.
+    logged = eventually(lambda: (found := logged_events())[3:] and found, what="the last line of the log")
     assert [event["kind"] for event in logged] == ["processing", "retry", "processing", "completed"]
     assert [event["attempt"] for event in logged] == [1, 1, 2, 2]
     assert logged[1]["message"] == "not the first time"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from horsies import OperationalErrorCode, OutcomeCode, TaskResult
-from horsies.worker import wire
+from horsies.executor import protocol
 from tests.e2e.observing import Db, attempts, children, is_alive, lines, row, until_status
 from tests.e2e.office import Office, staffed
 from tests.support.waiting import eventually
@@ -210,10 +210,10 @@ GARBAGE = {
     "zeros": bytes(64),
     "a few bytes": bytes(3),
     "much": b"garbage " * 12_500,
-    "an unknown message": wire.frame([[9, "what"]]),
-    "an unknown ticket": wire.frame([wire.Outcome(1_000_000, True, '{"ok":1}', 0.0)]),
-    "unknown tickets": wire.frame([wire.Returned([1_000_000])]),
-    "a second hello": wire.frame([wire.Hello(4_194_305, 0.0)]),  # a pid that no process can have
+    "an unknown message": protocol.frame([[9, "what"]]),
+    "an unknown ticket": protocol.frame([protocol.Outcome(1_000_000, True, '{"ok":1}', 0.0)]),
+    "unknown tickets": protocol.frame([protocol.Returned([1_000_000])]),
+    "a second hello": protocol.frame([protocol.Hello(4_194_305, 0.0)]),  # a pid that no process can have
 }
 
 

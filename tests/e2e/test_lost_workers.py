@@ -78,10 +78,13 @@ def test_the_tasks_of_a_killed_worker_end_by_their_policy(workplace: Workplace, 
 def test_a_worker_started_later_finds_the_tasks_of_a_killed_one(workplace: Workplace, db: Db) -> None:
     office = staffed(workplace, APP, "--processes=1")
     running, held = _busy(office, db, "once_more", "again")
+    processes = descendants(office.worker.pid)
     office.worker.signal(signal.SIGKILL)
     office.worker.wait()
 
     other = workplace.start("--processes=1")
+    # Until then a child of the killed worker may still finish the task and store its result.
+    eventually(lambda: not any(map(is_alive, processes)), 10, "all processes of the killed worker being gone")
     office.gate("again").touch()
 
     assert running.get(20_000).ok_value in children(other.pid)

@@ -18,6 +18,7 @@ from horsies import (
     OutcomeCode,
     RetrievalCode,
     TaskError,
+    TaskFailed,
     TaskResult,
     TaskSendErrorCode,
 )
@@ -277,18 +278,19 @@ def test_what_is_wrong_with_a_send_is_told_before_any_row_exists(
     assert db.execute("SELECT count(*) AS rows FROM horsies_tasks").fetchone() == {"rows": 0}
 
 
-def test_a_function_that_promises_no_task_result_is_refused_where_it_is_defined() -> None:
+def test_a_function_that_does_not_say_what_it_returns_is_refused_where_it_is_defined() -> None:
     app = Horsies()
 
     with pytest.raises(TaskDefinitionError) as unannotated:
-        app.task("one")(lambda: TaskResult(ok=1))
+        app.task("one")(lambda: 1)
     with pytest.raises(TaskDefinitionError) as wrong:
 
         @app.task("two")
-        def two() -> int:
-            return 2
+        def two() -> TaskResult[int, str]:
+            return TaskResult(ok=2)
 
     assert unannotated.value.code is ErrorCode.TASK_NO_RETURN_TYPE
+    assert "def add(x: int, y: int) -> int:" in str(unannotated.value.help_text)
     assert wrong.value.code is ErrorCode.TASK_INVALID_RETURN_TYPE
     assert app.list_tasks() == []
 
@@ -302,3 +304,19 @@ def test_the_errors_of_a_task_and_of_the_library_cannot_be_confused(office: Offi
     assert isinstance(ours.error_code, library)
     with pytest.raises(ValueError, match="reserved"):
         TaskError(error_code="TASK_TIMEOUT")
+
+
+def test_delay_and_result_give_the_value_or_raise_what_the_worker_saw(office: Office) -> None:
+    assert office.tasks.add.delay(2, 3).result(timeout=20) == 5
+
+    handle = office.tasks.later_fails.delay()
+    with pytest.raises(TaskFailed) as raised:
+        handle.result(timeout=20)
+
+    text = str(raised.value)
+    assert text.startswith(f"task 'later_fails' {handle.task_id} failed: UNHANDLED_EXCEPTION: ")
+    assert 'raise ValueError("not today")' in text
+    assert text.endswith("  ValueError: not today")
+    with pytest.raises(TaskFailed, match="CARD_DECLINED: the bank said no") as declined:
+        asyncio.run(office.tasks.decline.delay().result_async(timeout=20))
+    assert declined.value.error.data == {"try": 2}

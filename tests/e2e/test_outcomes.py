@@ -11,10 +11,12 @@ from tests.e2e.observing import Db, attempts, row, until_status
 from tests.e2e.office import Office, staffed
 from tests.support.workers import Workplace
 
+# Deeper than any interpreter's recursion limit.
+DEEP_KWARGS = '{"x":' + "[" * 100_000 + "]" * 100_000 + "}"
 APP = """
 from typing import Any
 
-app = Horsies(AppConfig.for_database_url(URL))
+app = Horsies(AppConfig.for_database_url(URL, unknown_task_grace_seconds=1))
 
 class Sealed:
     def __repr__(self):
@@ -62,6 +64,17 @@ def give_sealed() -> TaskResult[Any, TaskError]:
 @app.task("give_sealed_data")
 def give_sealed_data() -> TaskResult[int, TaskError]:
     return TaskResult(err=TaskError(error_code="SEALED", message="look inside", data=Sealed()))
+
+@app.task("give_deep")
+def give_deep() -> TaskResult[Any, TaskError]:
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    return TaskResult(ok=nested)
+
+@app.task("echo")
+def echo(x: Any) -> TaskResult[Any, TaskError]:
+    return TaskResult(ok=x)
 
 @app.task("give_nothing")
 def give_nothing() -> TaskResult[int, TaskError]:
@@ -192,7 +205,19 @@ def test_a_row_that_names_an_unknown_task_fails_and_the_worker_goes_on(office: O
 
 @pytest.mark.parametrize(
     "kwargs",
-    ["{", "[]", '{"x": "one"}', '{"y": 1}', "{}", None, '{"x": 1, "y": 1}', '{"x": 1e999}', "\u2028"],
+    [
+        "{",
+        "[]",
+        '{"x": "one"}',
+        '{"y": 1}',
+        "{}",
+        None,
+        '{"x": 1, "y": 1}',
+        '{"x": 1e999}',
+        "\u2028",
+        DEEP_KWARGS,
+    ],
+    ids=lambda kwargs: repr(kwargs)[:20],
 )
 def test_a_row_with_arguments_that_cannot_be_read_fails(
     office: Office, shared_db: Db, kwargs: str | None
@@ -206,7 +231,34 @@ def test_a_row_with_arguments_that_cannot_be_read_fails(
     assert error.error_code is OperationalErrorCode.WORKER_SERIALIZATION_ERROR
 
 
-@pytest.mark.parametrize("options", ["{", "[]", '{"retry_policy": {}}'])
+def test_arguments_of_any_kind_that_are_nested_too_deeply_fail_the_task(
+    office: Office, shared_db: Db
+) -> None:
+    task_id = _insert(shared_db, "echo", DEEP_KWARGS)
+
+    assert until_status(shared_db, task_id, "FAILED")["error_code"] == "WORKER_SERIALIZATION_ERROR"
+    error = office.tasks.app.handle(task_id).get(20_000).err_value
+    assert "nested too deeply" in error.message
+
+
+def test_a_result_that_is_nested_too_deeply_is_a_serialisation_error(office: Office) -> None:
+    error = office.tasks.give_deep.send().unwrap().get(20_000).err_value
+
+    assert error.error_code is OperationalErrorCode.WORKER_SERIALIZATION_ERROR
+    assert "levels deep" in error.message
+
+
+def test_headers_that_are_nested_too_deeply_are_left_out(office: Office, shared_db: Db) -> None:
+    task_id = _insert(shared_db, "fine", "{}", f'{{"headers":{DEEP_KWARGS}}}')
+
+    assert until_status(shared_db, task_id, "COMPLETED")["error_code"] is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["{", "[]", '{"retry_policy": {}}', f'{{"retry_policy":{DEEP_KWARGS}}}'],
+    ids=lambda options: options[:20],
+)
 def test_a_row_with_options_that_cannot_be_read_fails_and_the_worker_goes_on(
     workplace: Workplace, db: Db, options: str
 ) -> None:

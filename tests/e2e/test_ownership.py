@@ -13,12 +13,13 @@ from uuid import uuid4
 
 import pytest
 
-from horsies.storage.tasks import Claimed
-from horsies.worker import link, wire
-from horsies.worker import pool as pools
-from horsies.worker.launch import SpawnLauncher
-from horsies.worker.pool import ChildPool, Hooks, Shape
-from horsies.worker.settings import ChildKind, ChildSettings
+from horsies.db.queries.tasks import Claimed
+from horsies.executor import children, protocol
+from horsies.executor import pool as pools
+from horsies.executor.forkserver import SpawnLauncher
+from horsies.executor.pool import ChildPool, Shape
+from horsies.executor.protocol import ChildKind, ChildSettings
+from horsies.worker.task_output import TaskOutputWriter
 from tests.e2e.pipes import child, settings_for
 from tests.support.workers import Workplace
 
@@ -64,9 +65,9 @@ def settings(workplace: Workplace) -> ChildSettings:
     return settings_for(workplace)
 
 
-def call(ticket: int, kind: ChildKind, path: Path, valid_until: float) -> wire.Call:
+def call(ticket: int, kind: ChildKind, path: Path, valid_until: float) -> protocol.Call:
     kwargs = f'{{"path":"{path}"}}'
-    return wire.Call(
+    return protocol.Call(
         ticket, str(uuid4()), TASK_OF[kind], None, kwargs, "default", 1, 0, None, valid_until, 1, None
     )
 
@@ -77,14 +78,14 @@ def test_a_child_gives_back_a_call_that_comes_after_the_lease(
 ) -> None:
     late, early = workplace.folder / "late", workplace.folder / "early"
     with child(settings, kind) as line:
-        assert isinstance(line.hear(), wire.Hello)
+        assert isinstance(line.hear(), protocol.Hello)
 
         line.say(call(1, kind, late, time.monotonic() - 0.001))
-        assert line.hear() == wire.Returned([1])
+        assert line.hear() == protocol.Returned([1])
         line.say(call(2, kind, early, time.monotonic() + 60))
         outcome = line.hear()
 
-    assert isinstance(outcome, wire.Outcome)
+    assert isinstance(outcome, protocol.Outcome)
     assert (outcome.ticket, outcome.ok) == (2, True)
     assert early.exists()
     assert not late.exists()
@@ -102,7 +103,7 @@ def test_what_a_killed_child_had_not_begun_is_let_go_of_and_never_run(
     settings: ChildSettings, workplace: Workplace
 ) -> None:
     path = workplace.folder / "ran"
-    assert asyncio.run(_kill_and_renew(settings, path)) == ["crashed", "let go"]
+    assert asyncio.run(_kill_and_renew(settings, path)) == ["crashed", "released"]
     assert not path.exists()
 
 
@@ -113,7 +114,7 @@ async def _kill_and_renew(settings: ChildSettings, path: Path) -> list[str]:
         pool.depth = 2
         (pid, _) = pool.free(2)
         pool.submit([_claimed(path, pid)._replace(task_name="hang"), _claimed(path, pid)])
-        pool.kill_running()
+        pool.kill_running("the test killed it")
         pool.renew(time.monotonic() + 60)
         async with asyncio.timeout(20):
             while pool.load or not pool.idle():
@@ -151,7 +152,7 @@ def test_what_a_dead_child_had_not_begun_is_let_go_of_with_all_the_rest(
     settings: ChildSettings, workplace: Workplace
 ) -> None:
     path = workplace.folder / "ran"
-    assert asyncio.run(_die_and_renew(settings, path)) == ["crashed", "let go"]
+    assert asyncio.run(_die_and_renew(settings, path)) == ["crashed", "released"]
     assert not path.exists()
 
 
@@ -166,7 +167,7 @@ async def _die_and_renew(settings: ChildSettings, path: Path) -> list[str]:
         async with asyncio.timeout(20):
             while pool.at_work:
                 await asyncio.sleep(0.01)
-            pool.kill_running()
+            pool.kill_running("the test killed it")
             pool.renew(time.monotonic() + 60)
             launcher.knows.set()
             while pool.load or not pool.idle():
@@ -186,24 +187,40 @@ class _SlowLauncher(SpawnLauncher):
         return await super().exit_status(pid, seconds)
 
 
+class _Events:
+    """Notes what a pool reports of its calls."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+
+    def ended(self, task: Claimed, outcome: protocol.Outcome) -> None:
+        self._seen.append("ended")
+
+    def crashed(self, task: Claimed, how: str) -> None:
+        self._seen.append("crashed")
+
+    def timed_out(self, task: Claimed, limit_ms: int) -> None:
+        self._seen.append("timed out")
+
+    def cancelled(self, task: Claimed) -> None:
+        self._seen.append("cancelled")
+
+    def child_available(self) -> None:
+        pass
+
+    def calls_released(self) -> None:
+        self._seen.append("released")
+
+
 @asynccontextmanager
 async def _pool(
     settings: ChildSettings, seen: list[str], launcher: SpawnLauncher | None = None
 ) -> AsyncGenerator[ChildPool]:
     """One serial child; what is said of its calls goes into the list."""
-    hooks = Hooks(
-        ended=lambda _task, _outcome: seen.append("ended"),
-        crashed=lambda _task, _how: seen.append("crashed"),
-        timed_out=lambda _task, _limit: seen.append("timed out"),
-        cancelled=lambda _task: seen.append("cancelled"),
-        said=lambda _task, _word: None,
-        came_free=lambda: None,
-        let_go=lambda: seen.append("let go"),
-    )
     launcher = launcher or SpawnLauncher(settings)
-    pool = ChildPool(Shape(ChildKind.SERIAL, 1), launcher, hooks, None)
+    pool = ChildPool(Shape(ChildKind.SERIAL, 1), launcher, TaskOutputWriter(), None)
     try:
-        await pool.start()
+        await pool.start(_Events(seen))
         yield pool
     finally:
         await pool.close()
@@ -230,7 +247,7 @@ def test_the_task_behind_one_that_came_back_is_held_to_its_time(
     settings: ChildSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first lease ran out before the second task's turn; the third clings to life, so that only the worker can end it."""
-    for module in (pools, link):
+    for module in (pools, children):
         monkeypatch.setattr(module, "HELD_UP_SECONDS", 60)  # else they would be asked for before
     gate, mark, sign = tmp_path / "gate", tmp_path / "mark", tmp_path / "clings"
 

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies import OperationalErrorCode, TaskHandle, TaskResult
+from horsies import OperationalErrorCode, RetryPolicy, TaskHandle, TaskResult
 from tests.e2e.observing import Db, attempts, lines, row, until_status
 from tests.e2e.office import Office, staffed
 from tests.support.waiting import eventually
@@ -73,6 +73,36 @@ def mapped(path: str, very: bool) -> TaskResult[int, TaskError]:
 def mapped_by_the_app(path: str) -> TaskResult[int, TaskError]:
     return raise_once(path, ConnectionError("down"))
 
+soon = RetryPolicy.fixed([1], jitter=False)
+
+@app.task("retried_on_class", retry_on=(OSError,), retry_policy=soon)
+def retried_on_class(path: str) -> TaskResult[int, TaskError]:
+    return raise_once(path, ConnectionRefusedError("down"))
+
+@app.task("unretried")
+def unretried(path: str) -> TaskResult[int, TaskError]:
+    return raise_once(path, ConnectionRefusedError("down"))
+
+@app.task("retried_on_code", retry_on=("BUSY", TimeoutError), retry_policy=soon)
+def retried_on_code(path: str) -> int:
+    if tries(path) == 1:
+        raise TaskFailure("BUSY", "call again")
+    return 2
+
+@app.task("policy_with_class", retry_policy=again(FlakyError), exception_mapper={FlakyError: "FLAKY"})
+async def policy_with_class(path: str) -> TaskResult[int, TaskError]:
+    return raise_once(path, VeryFlakyError("mapped, and retried by its class"))
+
+@app.task("own_class", retry_on=FlakyError, retry_policy=soon)
+def own_class(path: str) -> int:
+    if tries(path) == 1:
+        raise VeryFlakyError("once")
+    return 2
+
+@app.task("retried_on_another", retry_on=(ConnectionError, TimeoutError), retry_policy=soon)
+def retried_on_another(path: str) -> TaskResult[int, TaskError]:
+    return raise_once(path, FlakyError("once"))
+
 @app.task("own_default", default_unhandled_error_code="OOPS", retry_policy=again("OOPS"))
 def own_default(path: str) -> TaskResult[int, TaskError]:
     return raise_once(path, FlakyError("once"))
@@ -118,12 +148,39 @@ def test_a_listed_error_is_retried(office: Office, shared_db: Db, task: str) -> 
     assert [entry["outcome"] for entry in attempts(shared_db, handle)] == ["FAILED", "COMPLETED"]
 
 
-def test_a_class_is_mapped_for_itself_and_not_for_its_subclasses(office: Office) -> None:
-    exact = office.tasks.mapped.send(str(office.gate("exact")), False).unwrap()
-    derived = office.tasks.mapped.send(str(office.gate("derived")), True).unwrap()
+@pytest.mark.parametrize("very", [False, True], ids=["the class", "its subclass"])
+def test_a_mapped_class_stands_for_its_subclasses(office: Office, very: bool) -> None:
+    handle = office.tasks.mapped.send(str(office.gate(f"very-{very}")), very).unwrap()
 
-    assert exact.get(20_000) == TaskResult(ok=2)
-    assert derived.get(20_000).err_value.error_code is OperationalErrorCode.UNHANDLED_EXCEPTION
+    assert handle.get(20_000) == TaskResult(ok=2)
+
+
+@pytest.mark.parametrize("task", ["retried_on_class", "retried_on_code", "policy_with_class", "own_class"])
+def test_an_exception_is_retried_by_its_class(office: Office, shared_db: Db, task: str) -> None:
+    handle = getattr(office.tasks, task).send(str(office.gate(task))).unwrap()
+
+    assert handle.get(20_000) == TaskResult(ok=2)
+    assert [entry["outcome"] for entry in attempts(shared_db, handle)] == ["FAILED", "COMPLETED"]
+
+
+def test_a_node_is_retried_by_the_classes_of_its_own_policy(office: Office) -> None:
+    tasks, path = office.tasks, office.gate("node")
+    policy = RetryPolicy.fixed([1], auto_retry_for=[LookupError, OSError], jitter=False)
+    node = tasks.unretried.node(retry_policy=policy)(path=str(path))
+    spec = tasks.app.workflow("retried", [node], output=node, definition_key="retried.v1")
+
+    assert spec.start().unwrap().get(20_000) == TaskResult(ok=2)
+    assert len(lines(path)) == 2
+
+
+def test_an_exception_of_another_class_is_not_retried(office: Office, shared_db: Db) -> None:
+    path = office.gate("another")
+    handle = office.tasks.retried_on_another.send(str(path)).unwrap()
+
+    assert handle.get(20_000).err_value.error_code is OperationalErrorCode.UNHANDLED_EXCEPTION
+    assert len(lines(path)) == 1
+    (attempt,) = attempts(shared_db, handle)
+    assert attempt["will_retry"] is False
 
 
 def test_an_error_that_is_not_listed_stands(office: Office, shared_db: Db) -> None:

@@ -62,7 +62,7 @@ def test_a_worker_may_be_its_own_scheduler(workplace: Workplace, db: Db) -> None
         what="a run that has ended",
     )
 
-    assert worker.stop() == 0
+    assert worker.stop() == 0, worker.log
     assert "Traceback" not in worker.log
 
 
@@ -70,7 +70,7 @@ def test_a_worker_without_a_scheduler_runs_no_schedules(workplace: Workplace, db
     workplace.write(APP)
     worker = workplace.start("--processes=1")
 
-    assert worker.stop() == 0
+    assert worker.stop() == 0, worker.log
     assert db.execute("SELECT FROM horsies_schedule_state").fetchall() == []
 
 
@@ -134,3 +134,55 @@ def test_a_connection_over_which_nothing_passes_any_more_is_given_up(workplace: 
         eventually(have_run(db, seen + 2), seconds=40, what="runs over the next connection")
         assert "hanging up" in scheduler.log
     assert_every_second_once(runs(db))
+
+
+DECLARED = """
+from datetime import timedelta
+
+app = Horsies()
+
+@app.schedule(every=timedelta(seconds=1), kwargs={"x": 1}, catch_up_missed=True)
+@app.schedule("0 12 * * mon", name="noon", args=(5,), timezone="Europe/Berlin")
+@app.task("add")
+def add(x: int, y: int = 0) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=x + y)
+"""
+
+
+def test_schedules_that_are_declared_above_a_task_are_run_checked_and_listed(
+    workplace: Workplace, db: Db
+) -> None:
+    workplace.write(DECLARED)
+    scheduler = workplace.start(command="scheduler")
+
+    eventually(have_run(db, 2), what="two runs")
+    scheduler.signal(signal.SIGTERM)
+
+    assert scheduler.wait() == 0
+    assert_every_second_once(runs(db))
+    listed = workplace.run("schedules", "list", "--app", "app:app").stdout
+    assert "add" in listed
+    assert "0 12 * * mon" in listed
+    assert "Europe/Berlin" in listed
+    assert "2 schedules" in listed
+    assert workplace.run("check", "app:app").returncode == 0
+    deleted = workplace.run("schedules", "delete", "noon", "--app", "app:app")
+    assert deleted.returncode == 1
+    assert "is in the code" in deleted.stderr
+
+
+def test_a_declared_schedule_in_a_module_that_is_discovered_is_run(workplace: Workplace, db: Db) -> None:
+    workplace.write("app = Horsies()\napp.discover_tasks(['later'])\n")
+    workplace.write(
+        "from app import app\n"
+        "@app.schedule(every=1)\n"
+        '@app.task("tick")\n'
+        "def tick() -> TaskResult[None, TaskError]:\n"
+        "    return TaskResult(ok=None)\n",
+        "later.py",
+    )
+    worker = workplace.start("--processes=1", "--with-scheduler")
+
+    eventually(have_run(db, 2), what="two runs")
+
+    assert worker.stop() == 0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.observing import (
     CHILD,
-    TEMPLATE,
+    FORK_SERVER,
     Db,
     children,
     descendants,
@@ -35,14 +35,16 @@ PID = """
 def {name}() -> TaskResult[int, TaskError]:
     return TaskResult(ok=os.getpid())
 """
-APP = "app = Horsies(AppConfig.for_database_url(URL))\n" + PID.format(name="pid")
+APP = "app = Horsies(AppConfig.for_database_url(URL, unknown_task_grace_seconds=1))\n" + PID.format(
+    name="pid"
+)
 
 
 def test_a_worker_has_a_child_for_each_process_a_spare_and_a_template(workplace: Workplace) -> None:
     worker = staffed(workplace, APP, "--processes=8").worker
 
     eventually(lambda: len(children(worker.pid)) == 9, what="eight children and a spare")
-    (template,) = descendants(worker.pid, TEMPLATE)
+    (template,) = descendants(worker.pid, FORK_SERVER)
     assert descendants(worker.pid) == children(worker.pid) | {template}
     assert "default" in worker.log
     assert "Concurrency config: processes=8, cluster_wide_cap=unlimited, max_claim_per_worker=8" in worker.log
@@ -71,7 +73,7 @@ def child_starts():
     worker = workplace.start("--processes=2")
 
     marks = [line.split() for line in lines(workplace.folder / "marks")]
-    (template,) = descendants(worker.pid, TEMPLATE)
+    (template,) = descendants(worker.pid, FORK_SERVER)
     in_parent = [what for what, pid, _ in marks if int(pid) == worker.pid]
     in_template = [what for what, pid, _ in marks if int(pid) == template]
     in_children = [(what, flag) for what, pid, flag in marks if int(pid) in children(worker.pid)]
@@ -324,7 +326,7 @@ def test_children_can_be_started_in_every_way(workplace: Workplace, method: str)
 
     assert len(set(pids)) >= 4
     assert office.worker.pid not in pids
-    assert bool(descendants(office.worker.pid, TEMPLATE)) == (method != "spawn")
+    assert bool(descendants(office.worker.pid, FORK_SERVER)) == (method != "spawn")
     eventually(lambda: len(descendants(office.worker.pid, CHILD)) == 3, what="two children and a spare")
     assert office.worker.stop() == 0
     eventually(lambda: not any(map(is_alive, pids)), what="all children being gone")

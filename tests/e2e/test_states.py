@@ -310,7 +310,7 @@ def test_the_record_goes_on_after_an_outage(workplace: Workplace, db: Db) -> Non
 
         proxy.refusing = True
         proxy.cut()
-        eventually(lambda: "cannot renew the lease" in office.worker.log, what="a beat that failed")
+        eventually(lambda: "Cannot renew the lease" in office.worker.log, what="a beat that failed")
         latest = _snapshots(db)[-1]["id"]
         proxy.refusing = False
 

@@ -38,6 +38,8 @@ def note(path: str) -> TaskResult[int, TaskError]:
     return TaskResult(ok=1)
 """
 
+SECOND_SIGNAL = "the worker was stopped and killed this task, because it was told to stop a second time"
+
 
 def _is_stopping(office: Office) -> bool:
     return "Stopping" in office.worker.log
@@ -94,7 +96,10 @@ def test_a_running_task_ends_well_and_nothing_new_is_started(
     _nothing_is_left(office, db, processes)
 
 
-def test_a_second_signal_ends_running_tasks_by_their_policy_at_once(workplace: Workplace, db: Db) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_second_signal_ends_running_tasks_by_their_policy_and_is_named_as_the_cause(
+    workplace: Workplace, db: Db, number: signal.Signals
+) -> None:
     office = staffed(workplace, APP, "--processes=2", "--prefetch-buffer=0")
     processes = descendants(office.worker.pid)
     lost = office.tasks.wait_for.send(str(office.gate("first"))).unwrap()
@@ -102,14 +107,20 @@ def test_a_second_signal_ends_running_tasks_by_their_policy_at_once(workplace: W
     for gate in ("first", "second"):  # as long as its code has not begun, a task is given back
         eventually(office.gate(f"{gate}-begun").exists, what="the task having begun")
 
-    office.worker.signal(signal.SIGTERM)
+    os.killpg(office.worker.pid, number)
     eventually(lambda: _is_stopping(office), what="the worker stopping")
-    office.worker.signal(signal.SIGTERM)
+    os.killpg(office.worker.pid, number)
 
     assert office.worker.wait() == 0
-    assert lost.get(20_000).err_value.error_code is OperationalErrorCode.WORKER_CRASHED
+    error = lost.get(20_000).err_value
+    assert error.error_code is OperationalErrorCode.WORKER_CRASHED
+    assert error.message == f"the task was lost: {SECOND_SIGNAL}"
+    assert row(db, lost)["failed_reason"] == error.message
     stored = row(db, repeatable)
     assert (stored["status"], stored["retry_count"]) == ("PENDING", 1)
+    (attempt,) = db.execute("SELECT * FROM horsies_attempts").fetchall()
+    assert (str(attempt["task_id"]), attempt["failed_reason"]) == (repeatable.task_id, error.message)
+    assert "memory" not in office.worker.log
     _nothing_is_left(office, db, processes)
 
 
@@ -121,7 +132,11 @@ def test_tasks_that_do_not_end_in_the_time_for_it_are_ended(workplace: Workplace
 
     assert office.worker.stop() == 0
 
-    assert running.get(20_000).err_value.error_code is OperationalErrorCode.WORKER_CRASHED
+    error = running.get(20_000).err_value
+    assert error.error_code is OperationalErrorCode.WORKER_CRASHED
+    assert error.message == (
+        "the task was lost: the worker was stopped and killed this task, which did not end within 1 s (drain_seconds)"
+    )
     _nothing_is_left(office, db, processes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import psycopg
 import pytest
 
 from horsies import (
+    NodeKey,
     OnError,
+    OperationalErrorCode,
     OutcomeCode,
     SubWorkflowError,
     SubWorkflowNode,
@@ -19,7 +22,9 @@ from horsies import (
     WorkflowHandle,
     WorkflowStatus,
     WorkflowTaskStatus,
+    chain,
     from_node,
+    group,
     map_node,
     signal_node,
     sleep_node,
@@ -120,6 +125,26 @@ class Sized(WorkflowDefinition[int]):
             raise ValueError("too large")
         nodes = [plus.node(node_id=f"n{n}")(n=start + n) for n in range(size.unwrap())]
         return app.workflow("sized", nodes, output=nodes[-1], definition_key="test.sized")
+
+@app.task("anything")
+def anything(values: list[Any]) -> TaskResult[Any, TaskError]:
+    return TaskResult(ok=values)
+
+@app.task("looks")
+def looks(workflow_ctx: WorkflowContext | None = None) -> TaskResult[int, TaskError]:
+    return workflow_ctx.result_for(unnamed)
+
+unnamed = one.node()
+looking = looks.node(waits_for=[unnamed], workflow_ctx_from=[unnamed])()
+unnamed_nodes = app.workflow("unnamed", [unnamed, looking], output=looking, definition_key="test.unnamed")
+
+class Bare(WorkflowDefinition[int]):
+    name = "bare"
+    definition_key = "test.bare"
+    @classmethod
+    def build_with(cls, app, *, n: int = 0):
+        node = plus.node(n)
+        return WorkflowSpec(name=cls.name, tasks=[node], output=node)
 
 class Grand(WorkflowDefinition[int]):
     name = "grand"
@@ -481,3 +506,104 @@ def test_a_node_that_was_not_started_in_time_has_failed(office: Office) -> None:
     assert outcome.err_value.error_code is OutcomeCode.TASK_EXPIRED
     assert states(handle) == {"late": "FAILED", "after": "SKIPPED"}
     assert all(blocker.get(timeout_ms=10_000).is_ok() for blocker in blockers)
+
+
+def test_a_composed_chain_carries_values_from_step_to_step(office: Office) -> None:
+    tasks = office.tasks
+    handle = chain(tasks.one.node(), tasks.plus_async.node(), tasks.plus_async.node()).start().unwrap()
+
+    assert handle.get(timeout_ms=10_000).unwrap() == 3
+    assert states(handle) == dict.fromkeys(["one", "plus_async", "plus_async_2"], "COMPLETED")
+
+
+def test_a_group_gives_the_values_of_its_members_in_order(office: Office) -> None:
+    members = [office.tasks.half.node(n) for n in (4, 2, 0)]
+    handle = group(*members).start().unwrap()
+
+    assert handle.get(timeout_ms=10_000).unwrap() == [2.0, 1.0, 0.0]
+    assert [handle.result_for(member).unwrap() for member in members] == [2.0, 1.0, 0.0]
+
+
+def test_groups_and_maps_within_a_chain_hand_their_lists_on(office: Office) -> None:
+    tasks = office.tasks
+    flow = chain(
+        tasks.numbers.node(5),
+        map_node(tasks.half),
+        group(tasks.total.node(), chain(tasks.total.node(), sleep_node(0.01))),
+    )
+    handle = office.tasks.app.workflow("nested", flow).start().unwrap()
+    summed = chain(group(tasks.half.node(4), tasks.half.node(6)), tasks.total.node()).start().unwrap()
+
+    assert handle.get(timeout_ms=10_000).unwrap() == [5.0, None]
+    assert summed.get(timeout_ms=10_000).unwrap() == 5.0
+
+
+def test_a_group_with_a_failed_member_has_no_value(office: Office) -> None:
+    tasks = office.tasks
+    handle = chain(group(tasks.half.node(13), tasks.half.node(2)), tasks.total.node()).start().unwrap()
+
+    assert handle.get(timeout_ms=10_000).err_value.error_code == "UNLUCKY"
+    assert states(handle) == {
+        "half": "FAILED", "half_2": "COMPLETED", "gather": "SKIPPED", "total": "SKIPPED",
+    }  # fmt: skip
+
+
+def test_a_chain_starts_from_async_code(office: Office) -> None:
+    async def run() -> Any:
+        handle = (await chain(office.tasks.one.node(), office.tasks.plus_async.node()).start_async()).unwrap()
+        return (await handle.get_async(timeout_ms=10_000)).unwrap()
+
+    assert asyncio.run(run()) == 2
+
+
+def test_a_task_can_ask_for_the_result_of_a_node_without_a_given_id(office: Office) -> None:
+    handle = office.tasks.unnamed_nodes.start().unwrap()
+
+    assert handle.get(timeout_ms=10_000).unwrap() == 1
+    assert office.tasks.unnamed.key().node_id == "one"
+    assert handle.result_for(office.tasks.unnamed.key()).unwrap() == 1
+
+
+def test_results_are_also_found_by_the_ids_of_released_versions(office: Office) -> None:
+    nodes = [office.tasks.plus.node(n) for n in range(2)]
+    handle = office.tasks.app.workflow("parallel_fetch", nodes, definition_key="test.fetch").start().unwrap()
+
+    last = handle.get(timeout_ms=10_000).unwrap()
+    for results in (handle.results().unwrap(), last):
+        assert results["parallel_fetch:0"].unwrap() == results["plus"].unwrap() == 1
+        assert results.get("parallel_fetch:1").unwrap() == results["plus_2"].unwrap() == 2
+        assert list(results) == ["plus", "plus_2"]
+        assert "parallel_fetch:1" in results
+        assert "parallel_fetch:2" not in results
+        assert results.get("parallel_fetch:2") is None
+        with pytest.raises(KeyError):
+            results["parallel_fetch:2"]
+    assert handle.result_for(NodeKey("parallel_fetch:1")).unwrap() == 2
+
+
+def test_a_definition_may_return_a_workflow_without_a_key_or_an_app(office: Office) -> None:
+    spec = office.tasks.Bare.build_with(office.tasks.app, n=3)
+    part = SubWorkflowNode(office.tasks.Bare, kwargs={"n": 4})
+
+    assert spec.start().unwrap().get(timeout_ms=10_000).unwrap() == 4
+    assert start(office, part, output=part).get(timeout_ms=10_000).unwrap() == 5
+
+
+def test_an_item_of_a_wrong_type_fails_its_map_with_a_clear_error(office: Office) -> None:
+    many = office.tasks.anything.node(["no number"])
+    mapped = map_node(office.tasks.half, over=many)
+
+    error = start(office, many, mapped).get(timeout_ms=10_000).err_value
+
+    assert error.error_code is OperationalErrorCode.WORKER_SERIALIZATION_ERROR
+    assert "argument 'n' of task 'half'" in str(error.message)
+    assert "expected `int`, got `str`" in str(error.message)
+
+
+def test_a_map_over_something_else_than_a_list_fails_with_a_clear_error(office: Office) -> None:
+    what = office.tasks.told.node()
+    mapped = map_node(office.tasks.half, over=what)
+
+    error = start(office, what, mapped).get(timeout_ms=10_000).err_value
+
+    assert "not a list" in str(error.message)

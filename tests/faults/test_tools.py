@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ from tests.faults import drill as drills
 from tests.faults import faults
 from tests.faults.conftest import SCALE
 from tests.faults.drill import Fault, Verdict
-from tests.faults.pooler import PGBOUNCER, PgBouncer
 from tests.faults.scene import OwnServer, Plan, Scene
+from tests.support.pooler import PGBOUNCER, PgBouncer, pgbouncer
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180 * SCALE)
@@ -48,11 +47,8 @@ def test_the_clock_of_a_worker_decides_nothing(shift: str, plan: Plan, drill: Dr
 def pooler(database_url: str) -> Iterator[PgBouncer]:
     if PGBOUNCER is None:
         pytest.skip("pgbouncer is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="horsies-pooler-"))  # where another user may read, too
-    pooler = PgBouncer(folder, database_url)
-    yield pooler
-    pooler.stop()
-    shutil.rmtree(folder)
+    with pgbouncer(database_url) as pooler:
+        yield pooler
 
 
 def test_a_pooler_may_lend_every_transaction_another_session(

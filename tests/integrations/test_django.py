@@ -33,7 +33,11 @@ DATABASES = {
     "small": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
 }
 TASKS = {
-    "default": {"BACKEND": "horsies.integrations.django.backend.HorsiesBackend", "QUEUES": ["default", "mail"]}
+    "default": {
+        "BACKEND": "horsies.integrations.django.backend.HorsiesBackend",
+        "QUEUES": ["default", "mail"],
+        "OPTIONS": {"schema": os.environ.get("SHOP_SCHEMA")},
+    }
 }
 """
 
@@ -101,9 +105,13 @@ print(json.dumps({
 """
 
 
+@pytest.mark.parametrize("schema", [None, "jobs"])
 def test_a_task_of_djangos_is_written_in_its_transaction_and_run_by_a_worker(
-    workplace: Workplace, db
+    workplace: Workplace, db, schema: str | None
 ) -> None:
+    if schema is not None:
+        workplace.env["SHOP_SCHEMA"] = schema
+        db.execute(f"SET search_path = {schema}")
     (workplace.folder / "shop").mkdir()
     (workplace.folder / "shop" / "__init__.py").touch()
     workplace.write(
@@ -141,10 +149,10 @@ def test_a_task_of_djangos_is_written_in_its_transaction_and_run_by_a_worker(
 def test_a_django_without_tasks_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "django_tasks", None)
-    monkeypatch.delitem(sys.modules, "horsies.integrations.django.api", raising=False)
+    monkeypatch.delitem(sys.modules, "horsies.integrations.django.backend", raising=False)
 
     with pytest.raises(ConfigurationError, match=r"this Django has no tasks") as refused:
-        importlib.import_module("horsies.integrations.django.api")
+        importlib.import_module("horsies.integrations.django.backend")
 
     assert refused.value.code == "HRS-219"
     assert "django-tasks" in str(refused.value)

@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from horsies import AppConfig, Horsies, TaskError, TaskResult
-from horsies.integrations.opentelemetry_metrics import measure
+from horsies.integrations.opentelemetry import measure
 
 
 def collected(app: Horsies) -> dict[str, dict[tuple[str, ...], float]]:
@@ -64,5 +64,5 @@ def test_a_database_that_is_away_costs_the_figures_and_nothing_else(caplog: pyte
     figures = collected(Horsies(AppConfig.for_database_url("postgresql://ann:s3cret@127.0.0.1:9/none")))
 
     assert figures == {}
-    assert "cannot be asked for metrics" in caplog.text
+    assert "metrics cannot be read" in caplog.text
     assert "s3cret" not in caplog.text

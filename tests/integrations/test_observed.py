@@ -31,7 +31,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from sentry_sdk.transport import Transport
 
-from horsies import context, logs
+from horsies import logs, middleware
 from horsies.integrations import opentelemetry, sentry
 from horsies.integrations import structlog as for_structlog
 
@@ -115,12 +115,12 @@ def node() -> TaskResult[int, TaskError]:
     return TaskResult(ok=1)
 
 
-class Broken(context.Watcher):
+class Broken(middleware.Middleware):
     def running(self, task):
-        raise RuntimeError("a watcher's own trouble")
+        raise RuntimeError("a middleware's own trouble")
 
 
-app.watchers.append(Broken())
+app.middleware.append(Broken())
 """
 
 
@@ -131,7 +131,7 @@ class Story:
         self.spans = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.spans))
-        app.app.watchers.clear()
+        app.app.middleware.clear()
         opentelemetry.instrument(app.app, provider)
         for_structlog.instrument(app.app)
         tracer = trace.get_tracer("tests", tracer_provider=provider)
@@ -151,7 +151,7 @@ class Story:
         assert self.stopped.cancel().unwrap()
         assert self.stopped.get(timeout_ms=30_000).err_value.error_code == "TASK_CANCELLED"
         assert flow.get(timeout_ms=30_000).is_ok()
-        assert worker.stop() == 0
+        assert worker.stop() == 0, worker.log
         self.worker = worker
         self.folder = place.folder
 
@@ -237,12 +237,12 @@ def test_a_failed_attempt_is_reported_to_sentry_without_its_arguments(story: Sto
     assert story.events_of(story.said.task_id) == story.events_of(story.stopped.task_id) == []
 
 
-def test_what_goes_wrong_in_a_watcher_leaves_the_task_alone(story: Story) -> None:
+def test_an_error_of_middleware_leaves_the_task_alone(story: Story) -> None:
     said, failed, refused = story.results
 
     assert said.ok_value == "s3cret"
     assert (failed.err_value.error_code, refused.err_value.error_code) == ("UNHANDLED_EXCEPTION", "REFUSED")
-    assert "a watcher's own trouble" in story.worker.log
+    assert "a middleware's own trouble" in story.worker.log
 
 
 def test_nobody_pays_for_what_they_do_not_use() -> None:
@@ -256,7 +256,7 @@ def test_nobody_pays_for_what_they_do_not_use() -> None:
         "django",
         "textual",
     }
-    script = "import sys, horsies.cli, horsies.worker.child; print(*{name.partition('.')[0] for name in sys.modules})"
+    script = "import sys, horsies.cli, horsies.executor.child; print(*{name.partition('.')[0] for name in sys.modules})"
 
     imported = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

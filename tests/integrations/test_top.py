@@ -16,12 +16,9 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
-from horsies.cli import horsies
-from horsies.cli.tui import board
-from horsies.cli.tui.board import Board
-from horsies.cli.tui.screens import Closer, Question
-from horsies.cli.tui.texts import parse_filter
-from horsies.storage.monitor import Filter
+from horsies.cli import horsies, tui
+from horsies.cli.tui import ConfirmScreen, TaskScreen, TopApp, parse_filter
+from horsies.db.queries.inspect import TaskFilter
 from tests.pg.hands import Hands
 
 NAME = "[red]add\x1b[2J"
@@ -48,11 +45,11 @@ class Terminal:
     def close(self) -> None:
         asyncio.run(self.app.get_broker().close_async())
 
-    def play(self, scene: Callable[[Board, Pilot[None]], Any]) -> None:
+    def play(self, scene: Callable[[TopApp, Pilot[None]], Any]) -> None:
         """Run the board, and a scene on it."""
 
         async def show() -> None:
-            top = Board(PostgresConfig(database_url=self.url), "ann")
+            top = TopApp(PostgresConfig(database_url=self.url), "ann")
             async with top.run_test(size=(160, 40)) as pilot:
                 await until(pilot, lambda: top.view.tasks)
                 await scene(top, pilot)
@@ -74,17 +71,17 @@ async def until(pilot: Pilot[None], condition: Callable[[], Any], seconds: float
         await pilot.pause(0.01)
 
 
-def cells(top: Board, name: str) -> list[list[str]]:
+def cells(top: TopApp, name: str) -> list[list[str]]:
     table = top.screen_stack[0].query_one(f"#{name}", DataTable)
     return [[str(cell) for cell in table.get_row_at(row)] for row in range(table.row_count)]
 
 
-def news(top: Board) -> str:
-    return str(top.screen_stack[0].query_one("#news", Static).content)
+def status(top: TopApp) -> str:
+    return str(top.screen_stack[0].query_one("#status", Static).content)
 
 
 def test_everything_is_there_at_a_glance_and_a_task_can_be_opened(terminal: Terminal) -> None:
-    async def scene(top: Board, pilot: Pilot[None]) -> None:
+    async def scene(top: TopApp, pilot: Pilot[None]) -> None:
         (queue,) = cells(top, "queues")
         assert queue[:5] == ["default", "1", "0", "0", "1"]
         (worker,) = cells(top, "workers")
@@ -93,7 +90,7 @@ def test_everything_is_there_at_a_glance_and_a_task_can_be_opened(terminal: Term
         assert (waiting[0], waiting[2]) == ("[red]add\\x1b[2J", "PENDING")
         assert (failed[2], failed[5], failed[6]) == ("FAILED", "BROKEN", "it broke")
         await pilot.press("enter")
-        assert isinstance(top.screen, Closer)
+        assert isinstance(top.screen, TaskScreen)
         text = str(top.screen.text)
         assert terminal.waiting in text
         assert '"x": 2' in text
@@ -113,19 +110,19 @@ def test_an_act_is_done_when_it_is_confirmed_and_not_before(terminal: Terminal, 
     def state(task_id: str) -> str:
         return db.execute("SELECT status FROM horsies_tasks WHERE id = %s", (task_id,)).fetchone()["status"]
 
-    async def scene(top: Board, pilot: Pilot[None]) -> None:
+    async def scene(top: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("c")
-        assert isinstance(top.screen, Question)
+        assert isinstance(top.screen, ConfirmScreen)
         await pilot.press("n")
         assert state(terminal.waiting) == "PENDING"
         await pilot.press("c", "y")
-        await until(pilot, lambda: f"{terminal.waiting} is cancelled" in news(top))
+        await until(pilot, lambda: f"{terminal.waiting} is cancelled" in status(top))
         assert state(terminal.waiting) == "CANCELLED"
         await pilot.press("down", "r", "y")
-        await until(pilot, lambda: f"{terminal.failed} is PENDING again" in news(top))
+        await until(pilot, lambda: f"{terminal.failed} is PENDING again" in status(top))
         assert state(terminal.failed) == "PENDING"
         await pilot.press("p", "y")
-        await until(pilot, lambda: cells(top, "queues")[0][-1] == "suspended")
+        await until(pilot, lambda: cells(top, "queues")[0][-1] == "paused")
         await pilot.press("p", "y")
         await until(pilot, lambda: cells(top, "queues")[0][-1] == "")
 
@@ -139,7 +136,7 @@ def test_an_act_is_done_when_it_is_confirmed_and_not_before(terminal: Terminal, 
 def test_it_outlives_a_database_that_goes_away(
     terminal: Terminal, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(tui, "REFRESH_SECONDS", 0.05)
     name = terminal.url.rpartition("/")[2]
 
     def allow(admin: psycopg.Connection[Any], allowed: bool) -> None:
@@ -149,17 +146,17 @@ def test_it_outlives_a_database_that_goes_away(
             )
         )
 
-    async def scene(top: Board, pilot: Pilot[None]) -> None:
+    async def scene(top: TopApp, pilot: Pilot[None]) -> None:
         with psycopg.connect(server_url, autocommit=True) as admin:
             allow(admin, False)
             admin.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'horsies-top' AND datname = %s",
                 (name,),
             )
-            await until(pilot, lambda: "cannot look: " in news(top))
+            await until(pilot, lambda: "cannot read: " in status(top))
             assert len(cells(top, "tasks")) == 2  # what was seen last
             allow(admin, True)
-        await until(pilot, lambda: "cannot look" not in news(top))
+        await until(pilot, lambda: "cannot read" not in status(top))
 
     terminal.play(scene)
 
@@ -171,8 +168,10 @@ def test_without_textual_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 
     assert refused.exit_code == 1
     assert "error[HRS-219]" in refused.output
-    assert "horsies[tui]" in refused.output
+    assert "/path/to/horsies[tui]" in refused.output
 
 
 def test_a_filter_is_typed_in_words() -> None:
-    assert parse_filter("send_mail queue:mail state:failed") == Filter("FAILED", "mail", "send_mail", None)
+    assert parse_filter("send_mail queue:mail state:failed") == TaskFilter(
+        "FAILED", "mail", "send_mail", None
+    )

@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 from flask import Flask, current_app
 
 from horsies import AppConfig, Horsies, TaskError, TaskResult
-from horsies.context import Running, entered
 from horsies.errors import HorsiesError
 from horsies.integrations.fastapi import Queue, lifespan
 from horsies.integrations.flask import FlaskHorsies, current_queue
+from horsies.middleware import RunContext, observe_run
 from tests.support.waiting import eventually
 
 
@@ -102,8 +102,8 @@ def test_tasks_run_in_the_context_of_the_flask_application(app: Horsies, db: Any
         return current_queue.tasks["greet"].send(name).unwrap().task_id
 
     task_id = web.test_client().post("/greetings/Ann").text
-    running = Running(task_id=task_id, task_name="greet", attempt=1, queue="default")
-    with entered(running, app.watchers):
+    running = RunContext(task_id=task_id, task_name="greet", attempt=1, queue="default")
+    with observe_run(running, app.middleware):
         assert current_app.name == "shop"
 
     assert db.execute("SELECT id FROM horsies_tasks").fetchone()["id"].hex == task_id.replace("-", "")

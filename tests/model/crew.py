@@ -6,9 +6,9 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 from horsies import AppConfig, Horsies, PostgresConfig
-from horsies.storage import tasks, workers
-from horsies.storage.tasks import Ask, Claimed, Completed, NewTask
-from horsies.storage.workers import Rules
+from horsies.db.queries import tasks, workers
+from horsies.db.queries.tasks import Claimed, ClaimRequest, Completed, NewTask
+from horsies.db.queries.workers import Rules
 from horsies.worker.reaper import reap
 from horsies.worker.settle import Settler
 from tests.model.ledger import Expiry, Row
@@ -30,7 +30,7 @@ class Crewman(Hands):
         return self.worker_id
 
     def sign_off(self) -> None:
-        self._run(workers.resign(self._connection, self.worker_id))
+        self._run(workers.deregister(self._connection, self.worker_id))
 
     def send(self, row: Row, good_until: datetime) -> list[str]:
         """The id of the task, if it is new."""
@@ -48,14 +48,14 @@ class Crewman(Hands):
         )
 
         async def send() -> list[str]:
-            cursor = await self._connection.execute(tasks.SQL["send"], {"rows": tasks.encode_rows([task])})
+            cursor = await self._connection.execute(tasks.SQL["send"], {"rows": tasks.as_json([task])})
             return [row[0] for row in await cursor.fetchall()]
 
         return self._run(send())
 
-    def end_and_claim(self, tickets: list[Claimed], ask: Ask) -> tuple[int, list[Claimed]]:
+    def end_and_claim(self, tickets: list[Claimed], request: ClaimRequest) -> tuple[int, list[Claimed]]:
         completed = [Completed(ticket.id, ticket.claim_seq, OK) for ticket in tickets]
-        return self._run(tasks.exchange(self._connection, completed, ask))
+        return self._run(tasks.settle_and_claim(self._connection, completed, request))
 
     def rescue(self, quiet_seconds: float) -> int:
         """Bury and rescue, unless the server has been up for less than so many seconds."""

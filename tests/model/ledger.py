@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from uuid import UUID
 
-from horsies.storage.tasks import Ask, Cap, Claimed, Line, is_plain
+from horsies.db.queries.tasks import Claimed, ClaimRequest, ConcurrencyCap, Lane, is_plain
 from horsies.worker.settle import MAX_CRASHES
 
 LIVE = ("PENDING", "CLAIMED", "RUNNING")
@@ -187,49 +187,51 @@ class Ledger:
 
     # Claims
 
-    def claim(self, ask: Ask, locked: Collection[str] = ()) -> list[Row]:
+    def claim(self, request: ClaimRequest, locked: Collection[str] = ()) -> list[Row]:
         """The rows that this claim should take, in order; they are taken."""
-        remaining = {cap.queue_name: self._remaining(cap, ask.worker_id) for cap in ask.caps}
-        chosen = self._chosen(ask, remaining, locked)
-        places = {room.pool: iter(enumerate(room.pids)) for room in ask.pools}
-        idle = {room.pool: room.idle for room in ask.pools}
+        remaining = {cap.queue_name: self._remaining(cap, request.worker_id) for cap in request.caps}
+        chosen = self._chosen(request, remaining, locked)
+        places = {room.pool: iter(enumerate(room.pids)) for room in request.pools}
+        idle = {room.pool: room.idle for room in request.pools}
         for pool, row in chosen:
             place, pid = next(places[pool], (0, None))
             # What has an expiry does not queue in a child.
-            row.take(ask.worker_id, pid if place < idle[pool] or row.expiry is Expiry.NEVER else None)
+            row.take(request.worker_id, pid if place < idle[pool] or row.expiry is Expiry.NEVER else None)
         taken = [row for _, row in chosen]
-        self._count(ask, taken)
+        self._count(request, taken)
         return taken
 
-    def _chosen(self, ask: Ask, remaining: dict[str, int], locked: Collection[str]) -> list[tuple[int, Row]]:
-        """Line by line, within the room of each pool and the limits of the cluster."""
-        member = self.members.get(ask.worker_id)
+    def _chosen(
+        self, request: ClaimRequest, remaining: dict[str, int], locked: Collection[str]
+    ) -> list[tuple[int, Row]]:
+        """Line by lane, within the room of each pool and the limits of the cluster."""
+        member = self.members.get(request.worker_id)
         is_dead = member is not None and member.is_dead  # and nothing is given to the dead
-        room_left = {room.pool: 0 if is_dead else room.room for room in ask.pools}
+        room_left = {room.pool: 0 if is_dead else room.room for room in request.pools}
         found: list[tuple[int, Row]] = []
-        for line in ask.lines:
-            most = min(line.quota, remaining.get(line.queue_name, line.quota), room_left[line.pool])
-            rows = self._line(line, locked)[:most]
-            room_left[line.pool] -= len(rows)
-            found += [(line.pool, row) for row in rows]
-        if is_plain(ask):
+        for lane in request.lanes:
+            most = min(lane.quota, remaining.get(lane.queue_name, lane.quota), room_left[lane.pool])
+            rows = self._rows_of(lane, locked)[:most]
+            room_left[lane.pool] -= len(rows)
+            found += [(lane.pool, row) for row in rows]
+        if is_plain(request):
             found.sort(key=lambda entry: entry[0])  # without limits, pool by pool
         of_queue: dict[str, int] = {}
         chosen: list[tuple[int, Row]] = []
         for pool, row in found:
             name = row.queue_name
             of_queue[name] = of_queue.get(name, 0) + 1
-            if of_queue[name] <= min(ask.batch, remaining.get(name, ask.batch)):
+            if of_queue[name] <= min(request.batch, remaining.get(name, request.batch)):
                 chosen.append((pool, row))
-        return chosen[: min(ask.limit, remaining.get("", ask.limit))]
+        return chosen[: min(request.limit, remaining.get("", request.limit))]
 
-    def _line(self, line: Line, locked: Collection[str]) -> list[Row]:
-        """What can be taken of a line, the most urgent first."""
-        after = line.priority, datetime.fromisoformat(line.enqueued_at), UUID(line.id)
+    def _rows_of(self, lane: Lane, locked: Collection[str]) -> list[Row]:
+        """What can be taken of a lane, the most urgent first."""
+        after = lane.priority, datetime.fromisoformat(lane.enqueued_at), UUID(lane.id)
         free = (
             row
             for row in self.rows.values()
-            if (row.queue_name, row.is_async) == (line.queue_name, line.is_async)
+            if (row.queue_name, row.is_async) == (lane.queue_name, lane.is_async)
             and row.status == "PENDING"
             and row.is_due
             and row.expiry is not Expiry.PAST
@@ -238,19 +240,19 @@ class Ledger:
         )
         return sorted(free, key=lambda row: row.key)
 
-    def _remaining(self, cap: Cap, owner: UUID) -> int:
+    def _remaining(self, cap: ConcurrencyCap, owner: UUID) -> int:
         others = sum(
             tasks
             for (queue, worker), tasks in self.in_flight.items()
             if queue == cap.queue_name and worker != owner
         )
-        return max(0, cap.most - cap.mine - others)
+        return max(0, cap.max_tasks - cap.in_use - others)
 
-    def _count(self, ask: Ask, taken: Sequence[Row]) -> None:
-        for cap in ask.caps:
+    def _count(self, request: ClaimRequest, taken: Sequence[Row]) -> None:
+        for cap in request.caps:
             started = [row for row in taken if row.pid and cap.queue_name in ("", row.queue_name)]
-            if cap.mine + len(started) != cap.recorded:
-                self.in_flight[cap.queue_name, ask.worker_id] = cap.mine + len(started)
+            if cap.in_use + len(started) != cap.recorded:
+                self.in_flight[cap.queue_name, request.worker_id] = cap.in_use + len(started)
 
     # Life and death of workers
 

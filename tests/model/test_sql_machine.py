@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 from psycopg.rows import dict_row
 
-from horsies.storage.tasks import Ask, Cap, Claimed, Line, Room, stopped
+from horsies.db.queries.tasks import Claimed, ClaimRequest, ConcurrencyCap, Lane, PoolRoom, stopped
 from tests.model.crew import Crewman
 from tests.model.inspection import Inspector
 from tests.model.ledger import LIVE, NOT_YET, Expiry, Ledger, Member, Row, due_at
@@ -43,7 +43,7 @@ from tests.model.wishes import (
     someone,
     wishes,
 )
-from tests.pg.hands import LEASE_SECONDS, START
+from tests.pg.hands import START
 
 EXAMPLES = int(os.environ.get("HORSIES_MODEL_EXAMPLES", "40"))
 FOR_EVER = 1e9
@@ -121,8 +121,8 @@ class TaskMachine(RuleBasedStateMachine):
         """As most claims are: of everything, for children that are idle."""
         self._need("PENDING")
         pids = min(starts, many)
-        lines = [(line, many) for line in BOTH_QUEUES_AND_KINDS]
-        self._exchange(by, [], Wish(lines=lines, rooms=((many, pids, pids),) * 2))
+        lanes = [(lane, many) for lane in BOTH_QUEUES_AND_KINDS]
+        self._settle_and_claim(by, [], Wish(lanes=lanes, rooms=((many, pids, pids),) * 2))
 
     @rule(by=someone, starts=few, limit=st.integers(0, 4), batch=st.integers(1, 3), caps=caps)
     def claim_within_limits(
@@ -131,9 +131,9 @@ class TaskMachine(RuleBasedStateMachine):
         """There is more to be had, and room for it, than the limits allow."""
         for salt in range(4):
             self.send(by, salt, COMMON | {"queue_name": "aab"[salt % 3], "expiry": Expiry.NEVER})
-        lines = [(line, 8) for line in BOTH_QUEUES_AND_KINDS]
+        lanes = [(lane, 8) for lane in BOTH_QUEUES_AND_KINDS]
         rooms = ((8, starts, starts),) * 2
-        self._exchange(by, [], Wish(lines=lines, rooms=rooms, limit=limit, batch=batch, caps=caps))
+        self._settle_and_claim(by, [], Wish(lanes=lanes, rooms=rooms, limit=limit, batch=batch, caps=caps))
 
     @rule(
         by=someone,
@@ -142,7 +142,9 @@ class TaskMachine(RuleBasedStateMachine):
         after=st.none() | st.integers(0, 7),
         locked=st.none() | some_row,
     )
-    def exchange(self, by: int, ended: list[Pick], wish: Wish, after: int | None, locked: int | None) -> None:
+    def settle_and_claim(
+        self, by: int, ended: list[Pick], wish: Wish, after: int | None, locked: int | None
+    ) -> None:
         """With everything that can be asked for; one row may be locked by somebody else."""
         self._need("PENDING")
         waiting = [task_id for task_id, row in self._ledger.rows.items() if row.status == "PENDING"]
@@ -150,9 +152,9 @@ class TaskMachine(RuleBasedStateMachine):
         with self._place.other.transaction():
             for name in names:
                 self._place.other.execute("SELECT FROM horsies_tasks_live WHERE id = %s FOR UPDATE", (name,))
-            self._exchange(by, ended, wish, self._key(after), names)
+            self._settle_and_claim(by, ended, wish, self._key(after), names)
 
-    def _exchange(
+    def _settle_and_claim(
         self,
         by: int,
         ended: list[Pick],
@@ -160,11 +162,11 @@ class TaskMachine(RuleBasedStateMachine):
         after: tuple[int, str, str] = START,
         locked: list[str] | None = None,
     ) -> None:
-        tickets, ask = self._chosen(ended), self._ask(self._crew[by].worker_id, wish, after)
+        tickets, request = self._chosen(ended), self._request(self._crew[by].worker_id, wish, after)
 
-        answer, claimed = self._crew[by].end_and_claim(tickets, ask)
+        answer, claimed = self._crew[by].end_and_claim(tickets, request)
 
-        taken = self._ledger.claim(ask, locked or ())
+        taken = self._ledger.claim(request, locked or ())
         assert answer == self._ledger.complete(tickets)
         assert [(task.id, task.claim_seq, task.pid) for task in claimed] == [
             (str(row.id), row.claim_seq, row.pid) for row in taken
@@ -172,31 +174,30 @@ class TaskMachine(RuleBasedStateMachine):
         assert [task.turn for task in claimed] == list(range(1, len(claimed) + 1))
         self._tickets += claimed
 
-    def _ask(self, worker_id: UUID, wish: Wish, after: tuple[int, str, str]) -> Ask:
-        return Ask(
-            lines=[
-                Line(int(is_async), name, is_async, "", quota, *after)
-                for (name, is_async), quota in wish.lines
+    def _request(self, worker_id: UUID, wish: Wish, after: tuple[int, str, str]) -> ClaimRequest:
+        return ClaimRequest(
+            lanes=[
+                Lane(int(is_async), name, is_async, "", quota, *after)
+                for (name, is_async), quota in wish.lanes
             ],
             pools=[
-                Room(pool, room, idle, [PID] * pids) for pool, (room, pids, idle) in enumerate(wish.rooms)
+                PoolRoom(pool, room, idle, [PID] * pids) for pool, (room, pids, idle) in enumerate(wish.rooms)
             ],
             caps=[self._cap(worker_id, *cap) for cap in wish.caps],
             rates=[],
             limit=wish.limit,
             batch=wish.batch,
-            lease_seconds=LEASE_SECONDS,
             worker_id=worker_id,
             hostname="host",
             process_name="crew",
         )
 
-    def _cap(self, worker_id: UUID, queue_name: str, most: int, forgotten: bool) -> Cap:
+    def _cap(self, worker_id: UUID, queue_name: str, most: int, forgotten: bool) -> ConcurrencyCap:
         """A limit, with what the worker holds of it, and what it believes to have said."""
         held = self._ledger.held(worker_id, "RUNNING")
         mine = sum(queue_name in ("", row.queue_name) for row in held)
         recorded = self._ledger.in_flight.get((queue_name, worker_id), 0)
-        return Cap(queue_name, most, mine, -1 if forgotten else recorded)
+        return ConcurrencyCap(queue_name, most, mine, -1 if forgotten else recorded)
 
     def _key(self, after: int | None) -> tuple[int, str, str]:
         """Where to read from: the place of a task that was once claimed."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from horsies.storage.tasks import NO_LIMIT
+from horsies.db.queries.tasks import NO_LIMIT
 from tests.model.ledger import NOT_YET, Expiry, due_at
 
 BOTH_QUEUES_AND_KINDS = [("a", False), ("b", True), ("a", True), ("b", False)]
@@ -19,7 +19,7 @@ Limit = tuple[str, int, bool]
 class Wish:
     """What a claim asks for, without saying of whom."""
 
-    lines: list[tuple[tuple[str, bool], int]]
+    lanes: list[tuple[tuple[str, bool], int]]
     rooms: tuple[
         tuple[int, int, int], ...
     ]  # for each pool its room, its pids, and how many of those are idle
@@ -37,11 +37,11 @@ picks = st.lists(pick, min_size=1, max_size=4)
 room = st.tuples(few, few, few).map(lambda room: (room[0], min(room[:2]), min(room)))
 wishes = st.builds(
     Wish,
-    lines=st.lists(
+    lanes=st.lists(
         st.tuples(st.sampled_from(BOTH_QUEUES_AND_KINDS), st.integers(1, 4)),
         min_size=1,
         max_size=4,
-        unique_by=lambda line: line[0],
+        unique_by=lambda lane: lane[0],
     ),
     rooms=st.tuples(room, room),
     limit=st.integers(1, 8),

@@ -13,10 +13,11 @@ from psycopg import sql
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.task import Task
-from tests.pg.clerk import Clerk
 from tests.pg.hands import Hands
 from tests.pg.players import Player
+from tests.pg.stepped_scheduler import SteppedScheduler
 from tests.support.proxy import Proxy
+from tests.support.servers import drop_database, named
 from tests.support.soundness import ailments
 
 Add = Task[..., int]
@@ -68,10 +69,10 @@ def quiet_database(server_url: str, template: str) -> Iterator[str]:
         admin.execute(
             sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
         )
-        url = server_url.rpartition("/")[0] + f"/{name}"
+        url = named(server_url, name)
         yield url
         assert ailments(url) == []
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        drop_database(admin, name)
 
 
 @pytest.fixture
@@ -87,14 +88,14 @@ def add(app: Horsies) -> Add:
 @pytest.fixture
 def hire(database_url: str) -> Iterator[Callable[[], Hands]]:
     """As many workers' hands as the test needs."""
-    hired: list[Hands] = []
+    started: list[Hands] = []
 
     def new() -> Hands:
-        hired.append(Hands(database_url))
-        return hired[-1]
+        started.append(Hands(database_url))
+        return started[-1]
 
     yield new
-    for hands in hired:
+    for hands in started:
         hands.close()
 
 
@@ -128,20 +129,20 @@ def player(hire_player: Callable[..., Player]) -> Player:
 
 
 @pytest.fixture
-def hire_clerk(database_url: str, app: Horsies) -> Iterator[Callable[..., Clerk]]:
+def new_scheduler(database_url: str, app: Horsies) -> Iterator[Callable[..., SteppedScheduler]]:
     """As many schedulers as the test needs, of the app or of another."""
-    hired: list[Clerk] = []
+    started: list[SteppedScheduler] = []
 
-    def new(of: Horsies = app) -> Clerk:
-        hired.append(Clerk(database_url, of))
-        return hired[-1]
+    def new(of: Horsies = app) -> SteppedScheduler:
+        started.append(SteppedScheduler(database_url, of))
+        return started[-1]
 
     yield new
-    for clerk in hired:
-        clerk.close()
+    for scheduler in started:
+        scheduler.close()
 
 
 @pytest.fixture
-def clerk(app: Horsies, hire_clerk: Callable[..., Clerk]) -> Clerk:
+def scheduler(app: Horsies, new_scheduler: Callable[..., SteppedScheduler]) -> SteppedScheduler:
     define_add(app)
-    return hire_clerk()
+    return new_scheduler()

@@ -7,25 +7,39 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
-from horsies import PostgresConfig, RetentionConfig
-from horsies.storage import cancelling, operations, states, tasks, workers, workflows
-from horsies.storage.cancelling import Cancellation
-from horsies.storage.database import connect_worker
-from horsies.storage.monitor import Filter
-from horsies.storage.operations import Failed
-from horsies.storage.states import Pulse, Snapshot
-from horsies.storage.tasks import Ask, Cap, Claimed, Completed, Failure, Line, Room, Start
-from horsies.storage.workers import Beat, Definition, Registration, Rules
+from horsies import PostgresConfig, RetentionConfig, cancellation
+from horsies.cancellation import Cancellation
+from horsies.db.connection import connect_worker
+from horsies.db.queries import operations, retention, tasks, workers
+from horsies.db.queries.operations import Selection
+from horsies.db.queries.tasks import (
+    Claimed,
+    ClaimRequest,
+    Completed,
+    ConcurrencyCap,
+    Failure,
+    Lane,
+    PoolRoom,
+)
+from horsies.db.queries.workers import (
+    Definition,
+    LeaseReply,
+    Registration,
+    Rules,
+    Snapshot,
+    TaskHeartbeat,
+)
 from horsies.worker.claim import NO_LIMIT
 from horsies.worker.reaper import reap
 from horsies.worker.settle import Settler
+from horsies.workflow.settle import settle as settle_tasks
 
 T = TypeVar("T")
 Key = tuple[int, str, str]
 
 START: Key = (0, "2000-01-01T00:00:00Z", str(UUID(int=0)))
 LEASE_SECONDS = 60.0
-ANY_FAILED = Failed()
+ANY_FAILED = Selection()
 OK = '{"ok":5}'
 ERR = '{"err":{"error_code":"BROKEN","message":"it broke","data":null,"exception":null}}'
 
@@ -58,16 +72,18 @@ class Hands:
         pids: Sequence[int] = (),
         is_async: bool = False,
         rates: Sequence[str] = (),
-        caps: Sequence[Cap] = (),
+        caps: Sequence[ConcurrencyCap] = (),
     ) -> list[Claimed]:
         """Take what is due, most urgent first; a row goes straight to a child while there are pids."""
         names = queues or ("default",)
-        lines = [
-            Line(0, name, is_async, rate_key, quota, *after)
+        lanes = [
+            Lane(0, name, is_async, rate_key, quota, *after)
             for name, quota in zip(names, quotas or [limit] * len(names), strict=True)
             for rate_key in ("", *rates)
         ]
-        return self.exchange([], lines, [Room(0, limit, len(pids), list(pids))], rates=rates, caps=caps)[1]
+        return self.settle_and_claim(
+            [], lanes, [PoolRoom(0, limit, len(pids), list(pids))], rates=rates, caps=caps
+        )[1]
 
     def run_next(self, *queues: str, limit: int = 100, pid: int = 4242) -> list[Claimed]:
         """Claim and start, all at once."""
@@ -75,33 +91,34 @@ class Hands:
 
     def complete(self, claimed: Iterable[Claimed], result: str = OK) -> int:
         """End tasks that returned; how many were still ours."""
-        return self.exchange([Completed(task.id, task.claim_seq, result) for task in claimed])[0]
+        return self.settle_and_claim([Completed(task.id, task.claim_seq, result) for task in claimed])[0]
 
-    def exchange(
+    def settle_and_claim(
         self,
         completed: Sequence[Completed] = (),
-        lines: Sequence[Line] = (),
-        pools: Sequence[Room] = (),
+        lanes: Sequence[Lane] = (),
+        pools: Sequence[PoolRoom] = (),
         *,
         rates: Sequence[str] = (),
-        caps: Sequence[Cap] = (),
+        caps: Sequence[ConcurrencyCap] = (),
         limit: int = NO_LIMIT,
         batch: int = NO_LIMIT,
+        left_out: str = "",
     ) -> tuple[int, list[Claimed]]:
         """End and claim, with everything that can be said about it."""
-        ask = Ask(
-            lines=list(lines),
+        request = ClaimRequest(
+            lanes=list(lanes),
             pools=list(pools),
             caps=list(caps),
             rates=list(rates),
             limit=limit,
             batch=batch,
-            lease_seconds=LEASE_SECONDS,
             worker_id=self.worker_id,
             hostname="host",
             process_name="hands",
+            left_out=left_out,
         )
-        return self._run(tasks.exchange(self._connection, completed, ask))
+        return self._run(tasks.settle_and_claim(self._connection, completed, request))
 
     def fail(
         self,
@@ -146,24 +163,22 @@ class Hands:
 
         async def settle() -> set[str]:
             async with self._connection.transaction():
-                return (await workflows.settle(self._connection, done, [])).completed
+                return (await settle_tasks(self._connection, done, [])).completed
 
         return self._run(settle())
 
     def start(self, claimed: Iterable[Claimed], pid: int = 4242) -> set[str]:
-        starts = [Start(task.id, task.claim_seq, pid) for task in claimed]
-        return self._run(tasks.start(self._connection, starts))
+        return self._run(tasks.start(self._connection, [task._replace(pid=pid) for task in claimed]))
 
     def release(self, keep: Iterable[Claimed] = ()) -> int:
         held = [(task.id, task.claim_seq) for task in keep]
         return self._run(tasks.release(self._connection, self.worker_id, held))
 
     def end_unheld(self) -> None:
-        self._run(cancelling.end_unheld(self._connection, self.worker_id, []))
+        self._run(cancellation.end_unheld(self._connection, self.worker_id, []))
 
-    def put_off(self, claimed: Iterable[Claimed], grace_seconds: float) -> set[str]:
-        calls = [(task.id, task.claim_seq) for task in claimed]
-        return self._run(tasks.put_off(self._connection, calls, grace_seconds))
+    def defer_unknown(self, claimed: Iterable[Claimed], grace_seconds: float) -> dict[str, bool]:
+        return self._run(tasks.defer_unknown(self._connection, list(claimed), grace_seconds))
 
     def give_back(self, claimed: Iterable[Claimed]) -> int:
         return self._run(tasks.give_back(self._connection, [(task.id, task.claim_seq) for task in claimed]))
@@ -193,28 +208,28 @@ class Hands:
         self._run(workers.register(self._connection, registration, definitions))
         self.wait(waiting)
 
-    def beat(self, running: Iterable[Claimed] = ()) -> Beat:
+    def beat(self, running: Iterable[Claimed] = ()) -> LeaseReply:
         ids = [task.id for task in running]
-        return self._run(workers.beat(self._connection, self.worker_id, "idle", LEASE_SECONDS, ids))
+        return self._run(workers.renew_lease(self._connection, self.worker_id, "idle", LEASE_SECONDS, ids))
 
     def reap(self, rules: Rules, settler: Settler) -> int:
         """Clean up after others; how many tasks were rescued."""
         return self._run(reap(self._connection, settler, rules))
 
-    def requeue(self, which: Failed = ANY_FAILED) -> int:
+    def requeue(self, which: Selection = ANY_FAILED) -> int:
         """One batch of failed tasks, as an operator does it."""
         return self._run(operations.requeue(self._connection, which))
 
     def cancel(self, *ids: str) -> list[Cancellation]:
         """As an operator does it."""
-        return self._run(cancelling.cancel(self._connection, [UUID(each) for each in ids], actor="ann"))
+        return self._run(cancellation.cancel(self._connection, [UUID(each) for each in ids], actor="ann"))
 
-    def cancel_all(self, wanted: Filter) -> int:
+    def cancel_all(self, wanted: Selection) -> int:
         """Everything that fits."""
 
         async def cancel() -> int:
             return sum(
-                [count async for count in cancelling.cancel_all(self._connection, wanted, actor="ann")]
+                [count async for count in cancellation.cancel_all(self._connection, wanted, actor="ann")]
             )
 
         return self._run(cancel())
@@ -226,14 +241,14 @@ class Hands:
         return self._run(operations.resume(self._connection, queue_name, "ann"))
 
     def wait(self, waiting: bool, state: str = "idle") -> None:
-        self._run(workers.wait(self._connection, self.worker_id, waiting, waiting, state))
+        self._run(workers.set_waiting(self._connection, self.worker_id, waiting, waiting, state))
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        self._run(states.snapshot(self._connection, snapshot))
+        self._run(workers.insert_snapshot(self._connection, snapshot))
 
-    def pulse(self, *pulses: Pulse) -> None:
-        self._run(states.pulse(self._connection, self.worker_id, pulses))
+    def send_task_heartbeats(self, *heartbeats: TaskHeartbeat) -> None:
+        self._run(workers.insert_task_heartbeats(self._connection, self.worker_id, heartbeats))
 
-    def prune(self, **retention: int | None) -> bool:
-        """Forget one batch of what is old; whether there may be more."""
-        return self._run(states.prune(self._connection, RetentionConfig(**retention)))
+    def delete_worker_records(self, **settings: int | None) -> bool:
+        """Delete one batch of old snapshots and heartbeats; return True if there may be more."""
+        return self._run(retention.delete_worker_records(self._connection, RetentionConfig(**settings)))

@@ -13,7 +13,8 @@ import psycopg
 from psycopg import sql
 
 from horsies import PostgresConfig
-from horsies.storage.migrate import migrate, roles_script
+from horsies.db.migrations import migrate, roles_script
+from tests.support.servers import named
 
 ROLES = ("producer", "worker", "scheduler", "viewer", "operator")
 
@@ -43,6 +44,9 @@ def new_house(server_url: str) -> Iterator[House]:
         run(admin, "CREATE ROLE {} LOGIN CREATEROLE PASSWORD 's3cret'", f"{prefix}owner")
         run(admin, "CREATE DATABASE {} OWNER {}", f"{prefix}db", f"{prefix}owner")
         try:
+            with psycopg.connect(named(server_url, f"{prefix}db"), autocommit=True) as inside:
+                # from PostgreSQL 15 on, the database's owner may say who creates in the schema
+                run(inside, "ALTER SCHEMA public OWNER TO {}", f"{prefix}owner")
             asyncio.run(migrate(PostgresConfig(database_url=house.owner_url)))
             with house.owner() as owner:
                 owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
+from psycopg import Rollback
+
 from horsies import PostgresConfig, WorkflowHandle, WorkflowStatus
-from horsies.storage import steering, steps, tasks, workflows
-from horsies.storage.database import connect_worker
-from horsies.storage.tasks import Ask, Claimed, Completed, Failure, Line, Room
+from horsies.db.connection import connect_worker
+from horsies.db.queries import tasks, workflows
+from horsies.db.queries.tasks import Claimed, ClaimRequest, Completed, Failure, Lane, PoolRoom
 from horsies.worker.claim import NO_LIMIT, START
+from horsies.workflow import control, settle
 
 OK = '{"ok":[1,2,3]}'
 ERR = '{"err":{"error_code":"BROKEN","message":"it broke","data":null,"exception":null}}'
@@ -39,17 +42,22 @@ class Player:
             self._runner.run(self._connection.close())
         self._runner.close()
 
-    def _ask(self, limit: int) -> Ask:
-        lines = [Line(0, "default", False, "", limit, *START)] if limit else []
-        room = [Room(0, limit, limit, [4242] * limit)]
-        return Ask(lines, room, [], [], limit, NO_LIMIT, 60.0, self.worker_id, "host", "player")
+    def _ask(self, limit: int) -> ClaimRequest:
+        lines = [Lane(0, "default", False, "", limit, *START)] if limit else []
+        room = [PoolRoom(0, limit, limit, [4242] * limit)]
+        return ClaimRequest(lines, room, [], [], limit, NO_LIMIT, self.worker_id, "host", "player")
 
     def claim(self, limit: int = 100) -> list[Claimed]:
-        return self._run(lambda connection: tasks.exchange(connection, [], self._ask(limit)))[1]
+        return self._run(lambda connection: tasks.settle_and_claim(connection, [], self._ask(limit)))[1]
 
     def complete(self, claimed: list[Claimed], limit: int = 100, result: str = OK) -> list[Claimed]:
         done = [Completed(task.id, task.claim_seq, result, task.node) for task in claimed]
-        return self._run(lambda connection: steps.step(connection, done, [], self._ask(limit))).claimed
+
+        async def step(connection: Any) -> list[Claimed]:
+            stepped = await settle.settle_and_claim(connection, done, [], self._ask(limit))
+            return await workflows.load_inputs(connection, stepped.claimed)
+
+        return self._run(step)
 
     def fail(self, claimed: list[Claimed], delay: float | None = None) -> None:
         self._settle(
@@ -64,14 +72,24 @@ class Player:
         self._settle([tasks.stopped(each) for each in claimed])
 
     def _settle(self, failures: list[Failure]) -> None:
-        async def settle(connection: Any) -> None:
+        async def store(connection: Any) -> None:
             async with connection.transaction():
-                await workflows.settle(connection, [], failures)
+                await settle.settle(connection, [], failures)
 
-        self._run(settle)
+        self._run(store)
+
+    def roll_back(self) -> None:
+        """Roll back a transaction on the player's connection, as a lost race does."""
+
+        async def roll_back(connection: Any) -> None:
+            async with connection.transaction():
+                await connection.execute("SELECT 1")
+                raise Rollback
+
+        self._run(roll_back)
 
     def fire(self) -> float | None:
-        return self._run(steering.fire)
+        return self._run(control.fire_timers)
 
     def release(self) -> None:
         """What a lost reply may have left in our name goes back."""

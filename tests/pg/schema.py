@@ -27,9 +27,10 @@ _CONSTRAINTS = """
     SELECT concat_ws(' ', 'CONSTRAINT', conname, pg_get_constraintdef(oid)) FROM pg_constraint
      WHERE conrelid = %s AND contype <> 'n' ORDER BY conname"""
 _INDEXES = "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = %s ORDER BY 1"
-_TRIGGERS = (
-    "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal ORDER BY tgname"
-)
+# Before PostgreSQL 15, a partition's copy of a trigger counts as internal.
+_TRIGGERS = """
+    SELECT pg_get_triggerdef(child.oid) FROM pg_trigger AS child LEFT JOIN pg_trigger AS parent ON parent.oid = child.tgparentid
+     WHERE child.tgrelid = %s AND NOT coalesce(parent.tgisinternal, child.tgisinternal) ORDER BY child.tgname"""
 _VIEW = "SELECT pg_get_viewdef(oid) FROM pg_class WHERE oid = %s AND relkind = 'v'"
 _FUNCTIONS = """
     SELECT pg_get_functiondef(oid) FROM pg_proc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from math import inf
 from typing import Any
 from uuid import UUID
 
@@ -12,17 +13,18 @@ import psycopg
 import pytest
 
 from horsies import (
+    CronSchedule,
     Horsies,
     IntervalSchedule,
     TaskError,
     TaskResult,
     TaskSchedule,
 )
-from horsies.scheduler.targets import Run, Starters, TaskStarter
-from horsies.storage.database import Connection
-from horsies.storage.ids import slot_id
-from tests.pg.clerk import Clerk, Db, every_minute, put_back, sent, state
+from horsies.db.connection import Connection
+from horsies.db.ids import slot_id
+from horsies.schedule.scheduler import Run, Starters, TaskStarter
 from tests.pg.conftest import define_add
+from tests.pg.stepped_scheduler import Db, SteppedScheduler, every_minute, put_back, sent, state
 
 
 @pytest.mark.parametrize(
@@ -64,16 +66,16 @@ from tests.pg.conftest import define_add
     ],
 )
 def test_a_broken_schedule_says_what_is_wrong_and_the_others_run(
-    clerk: Clerk, db: Db, definition: str, complaint: str, moves_on: bool
+    scheduler: SteppedScheduler, db: Db, definition: str, complaint: str, moves_on: bool
 ) -> None:
-    clerk.write_down(every_minute("broken"), every_minute())
+    scheduler.sync(every_minute("broken"), every_minute())
     put_back(db, 10)
     slot = state(db)["next_run_at"]
     db.execute(
         "UPDATE horsies_schedule_state SET definition = %s WHERE schedule_name = 'broken'", (definition,)
     )
 
-    clerk.take()
+    scheduler.run_due()
 
     assert [task["id"] for task in sent(db)] == [slot_id("tick", slot)]
     broken = state(db, "broken")
@@ -81,11 +83,46 @@ def test_a_broken_schedule_says_what_is_wrong_and_the_others_run(
     assert broken["error_at"] is not None
     assert (broken["run_count"], broken["skip_count"]) == (0, 0)
     assert (broken["next_run_at"] > slot) == moves_on
-    assert clerk.aside == ([] if moves_on else ["broken"])
+    assert scheduler.postponed == ([] if moves_on else ["broken"])
+
+
+@pytest.mark.parametrize("slot", ["-infinity", "0044-03-15 BC", "0001-01-01", "1950-01-01"])
+@pytest.mark.parametrize(
+    "pattern", [IntervalSchedule(minutes=1), CronSchedule("0 3 * * *")], ids=["interval", "cron"]
+)
+def test_a_slot_that_is_no_time_to_go_on_from_does_not_stop_the_scheduler(
+    scheduler: SteppedScheduler, db: Db, pattern: Any, slot: str
+) -> None:
+    scheduler.sync(every_minute("broken", pattern=pattern, catch_up_missed=True), every_minute())
+    put_back(db, 10)
+    db.execute("UPDATE horsies_schedule_state SET next_run_at = %s WHERE schedule_name = 'broken'", (slot,))
+
+    scheduler.run_due()
+
+    assert len(sent(db)) == 1
+    assert "pause and resume it" in _error(db, "broken")
+    assert scheduler.postponed == ["broken"]
+
+
+def test_a_slot_that_never_comes_does_not_stop_the_scheduler(scheduler: SteppedScheduler, db: Db) -> None:
+    scheduler.sync(every_minute("never"), every_minute())
+    put_back(db, 10)
+    db.execute("UPDATE horsies_schedule_state SET next_run_at = 'infinity' WHERE schedule_name = 'never'")
+
+    scheduler.run_due()
+
+    assert len(sent(db)) == 1
+    assert scheduler.seconds_until_due(["tick"]) == inf
+
+
+def _error(db: Db, name: str) -> str:
+    row = db.execute("SELECT error FROM horsies_schedule_state WHERE schedule_name = %s", (name,)).fetchone()
+    assert row is not None
+    return str(row["error"])
 
 
 def test_what_only_this_scheduler_cannot_run_is_left_to_another(
-    clerk: Clerk, make_app: Callable[..., Horsies], hire_clerk: Any, db: Db
+    scheduler: SteppedScheduler, make_app: Callable[..., Horsies], new_scheduler: Any, db: Db
 ) -> None:
     newer = make_app()
     define_add(newer)
@@ -94,21 +131,23 @@ def test_what_only_this_scheduler_cannot_run_is_left_to_another(
     def new() -> TaskResult[int, TaskError]:
         return TaskResult(ok=1)
 
-    other = hire_clerk(newer)
-    other.write_down(every_minute(task_name="new", kwargs={}))
-    clerk.write_down(every_minute("old"))
+    other = new_scheduler(newer)
+    other.sync(every_minute(task_name="new", kwargs={}))
+    scheduler.sync(every_minute("old"))
     put_back(db, 10, "tick")
 
-    clerk.take()
+    scheduler.run_due()
     assert sent(db) == []
-    assert clerk.aside == ["tick"]
+    assert scheduler.postponed == ["tick"]
 
-    other.take()
+    other.run_due()
     assert [task["task_name"] for task in sent(db)] == ["new"]
     assert state(db)["error"] is None
 
 
-def test_a_row_that_the_database_refuses_costs_its_own_slot_only(app: Horsies, clerk: Clerk, db: Db) -> None:
+def test_a_row_that_the_database_refuses_costs_its_own_slot_only(
+    app: Horsies, scheduler: SteppedScheduler, db: Db
+) -> None:
     @app.task("cursed")
     def cursed() -> TaskResult[int, TaskError]:
         return TaskResult(ok=1)
@@ -116,7 +155,7 @@ def test_a_row_that_the_database_refuses_costs_its_own_slot_only(app: Horsies, c
     db.execute(
         "ALTER TABLE horsies_tasks_live ADD CONSTRAINT no_curses CHECK (task_name <> 'cursed') NOT VALID"
     )
-    clerk.write_down(
+    scheduler.sync(
         every_minute("a"),
         every_minute("b", task_name="cursed", kwargs={}),
         every_minute("c", kwargs={"x": 2}),
@@ -124,7 +163,7 @@ def test_a_row_that_the_database_refuses_costs_its_own_slot_only(app: Horsies, c
     put_back(db, 10)
     slot = state(db, "b")["next_run_at"]
 
-    clerk.take()
+    scheduler.run_due()
 
     assert {task["task_name"] for task in sent(db)} == {"add"}
     assert len(sent(db)) == 2
@@ -133,41 +172,43 @@ def test_a_row_that_the_database_refuses_costs_its_own_slot_only(app: Horsies, c
 
 
 def test_a_unique_key_that_somebody_holds_back_keeps_its_own_schedule_waiting_only(
-    make_app: Callable[..., Horsies], hire_clerk: Any, db: Db, database_url: str
+    make_app: Callable[..., Horsies], new_scheduler: Any, db: Db, database_url: str
 ) -> None:
     app = make_app()
     add = define_add(app, unique="args")
-    clerk = hire_clerk(app)
-    clerk.write_down(every_minute("held"), every_minute("free", kwargs={"x": 2}))
+    scheduler = new_scheduler(app)
+    scheduler.sync(every_minute("held"), every_minute("free", kwargs={"x": 2}))
     put_back(db, 10)
     slot = state(db, "held")["next_run_at"]
     with psycopg.connect(database_url) as theirs:
         add.with_options(conn=theirs).send(1).unwrap()
 
-        clerk.take()
+        scheduler.run_due()
 
         assert [task["kwargs"] for task in sent(db)] == ['{"x":2}']
-        assert clerk.aside == ["held"]
+        assert scheduler.postponed == ["held"]
         assert state(db, "held")["next_run_at"] == slot
         theirs.rollback()
 
-    clerk.look_again()
-    clerk.take()
+    scheduler.retry_now()
+    scheduler.run_due()
 
     assert state(db, "held")["run_count"] == 1
 
 
-def test_a_lost_connection_is_no_fault_of_a_schedule(clerk: Clerk, hire_clerk: Any, db: Db) -> None:
-    clerk.write_down(every_minute())
+def test_a_lost_connection_is_no_fault_of_a_schedule(
+    scheduler: SteppedScheduler, new_scheduler: Any, db: Db
+) -> None:
+    scheduler.sync(every_minute())
     put_back(db, 10)
-    clerk.connection.pgconn.finish()
+    scheduler.connection.pgconn.finish()
 
     with pytest.raises(psycopg.OperationalError):
-        clerk.take()
+        scheduler.run_due()
 
-    other = hire_clerk()
-    other.write_down(every_minute())
-    assert other.take() == 1
+    other = new_scheduler()
+    other.sync(every_minute())
+    assert other.run_due() == 1
     assert state(db)["error"] is None
 
 
@@ -197,69 +238,69 @@ class OneStarter(Starters):
         super().__init__(app)
         self._starter = starter
 
-    def of(self, schedule: TaskSchedule) -> TaskStarter:
+    def for_schedule(self, schedule: TaskSchedule) -> TaskStarter:
         return self._starter
 
 
 def test_a_connection_that_is_lost_while_schedules_are_tried_one_by_one_is_no_fault_of_theirs(
-    app: Horsies, clerk: Clerk, database_url: str, db: Db
+    app: Horsies, scheduler: SteppedScheduler, database_url: str, db: Db
 ) -> None:
-    clerk.write_down(every_minute(), every_minute("other"))
+    scheduler.sync(every_minute(), every_minute("other"))
     put_back(db, 10)
-    fragile = Clerk(database_url, app, OneStarter(app, Fragile(app)))
-    fragile.know("tick", "other")
+    fragile = SteppedScheduler(database_url, app, OneStarter(app, Fragile(app)))
+    fragile.restart_with("tick", "other")
 
     with pytest.raises(psycopg.OperationalError):
-        fragile.take()
+        fragile.run_due()
 
-    assert fragile.aside == []
+    assert fragile.postponed == []
     fragile.close()
-    assert clerk.take() == 2
+    assert scheduler.run_due() == 2
 
 
 def test_a_scheduler_that_is_stopped_in_its_turn_loses_it(
-    app: Horsies, clerk: Clerk, database_url: str, db: Db
+    app: Horsies, scheduler: SteppedScheduler, database_url: str, db: Db
 ) -> None:
-    assert clerk.setting("idle_in_transaction_session_timeout") == "10s"
-    clerk.write_down(every_minute())
+    assert scheduler.setting("idle_in_transaction_session_timeout") == "10s"
+    scheduler.sync(every_minute())
     put_back(db, 10)
-    sleepy = Clerk(database_url, app, OneStarter(app, Sleepy(app)))
-    sleepy.know("tick")
+    sleepy = SteppedScheduler(database_url, app, OneStarter(app, Sleepy(app)))
+    sleepy.restart_with("tick")
     sleepy.set("idle_in_transaction_session_timeout", "'100ms'")
 
     with pytest.raises(psycopg.OperationalError):
-        sleepy.take()
+        sleepy.run_due()
 
     sleepy.close()
     assert sent(db) == []
-    assert clerk.take() == 1
+    assert scheduler.run_due() == 1
 
 
-def test_so_many_runs_make_a_transaction_and_no_more(clerk: Clerk, db: Db) -> None:
+def test_so_many_runs_make_a_transaction_and_no_more(scheduler: SteppedScheduler, db: Db) -> None:
     names = ["a", "b", "c"]
     pattern = IntervalSchedule(seconds=1)
-    clerk.write_down(
+    scheduler.sync(
         *(every_minute(n, pattern=pattern, catch_up_missed=True, max_catch_up_runs=900) for n in names)
     )
     put_back(db, 900)
 
-    assert clerk.take_once() == 3
+    assert scheduler.run_batch() == 3
     assert sorted(state(db, name)["run_count"] for name in names) == [0, 900, 900]
 
-    clerk.take()
+    scheduler.run_due()
     assert [state(db, name)["run_count"] for name in names] == [900, 900, 900]
 
 
 def test_what_keeps_a_schedule_from_being_run_is_said_aloud_once(
-    clerk: Clerk, db: Db, caplog: pytest.LogCaptureFixture
+    scheduler: SteppedScheduler, db: Db, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clerk.write_down(every_minute())
+    scheduler.sync(every_minute())
     put_back(db, 10)
-    clerk.know()
+    scheduler.restart_with()
 
     for _ in range(3):
-        clerk.take()
-        clerk.look_again()
+        scheduler.run_due()
+        scheduler.retry_now()
 
-    warnings = [record for record in caplog.records if "'tick' is left alone" in record.message]
+    warnings = [record for record in caplog.records if "'tick' is postponed" in record.message]
     assert [record.levelname for record in warnings if record.levelname == "WARNING"] == ["WARNING"]

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from horsies import Horsies, TaskError, TaskResult, TaskSendErrorCode, log_context
-from horsies.storage.store import ROWS_PER_STATEMENT
+from horsies.db.insert import ROWS_PER_STATEMENT
 from horsies.task import Sender, Task
 from tests.pg.conftest import Add, define_add
 from tests.support.proxy import Proxy

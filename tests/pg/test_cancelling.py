@@ -10,12 +10,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from horsies import BrokerErrorCode, Horsies, OutcomeCode
-from horsies.storage import cancelling
-from horsies.storage.cancelling import Cancellation
-from horsies.storage.monitor import Filter
-from horsies.storage.tasks import Completed, stopped
-from horsies.storage.workers import Rules
+from horsies import BrokerErrorCode, Horsies, OutcomeCode, cancellation
+from horsies.cancellation import Cancellation
+from horsies.db.queries.operations import Selection
+from horsies.db.queries.tasks import Completed, stopped
+from horsies.db.queries.workers import Rules
 from horsies.worker.settle import Settler
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import OK, Hands
@@ -61,7 +60,7 @@ def _return(hands: Hands, claimed: list[Any], _add: Add) -> None:
 
 def _return_within_limits(hands: Hands, claimed: list[Any], _add: Add) -> None:
     done = [Completed(task.id, task.claim_seq, OK) for task in claimed]
-    assert hands.exchange(done, rates=["add"])[0] == 0
+    assert hands.settle_and_claim(done, rates=["add"])[0] == 0
     hands.store([stopped(task) for task in claimed])
 
 
@@ -141,13 +140,13 @@ def test_what_is_cancelled_is_on_record_and_what_has_ended_or_is_unknown_is_told
 def test_everything_that_fits_can_be_cancelled_at_once(
     app: Horsies, hands: Hands, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancelling, "BATCH", 2)
+    monkeypatch.setattr(cancellation, "BATCH", 2)
     define_add(app).send_many([(number,) for number in range(5)]).unwrap()
     hands.complete(hands.run_next(limit=1))
     hands.run_next(limit=1)
 
-    assert hands.cancel_all(Filter(name="other")) == 0
-    assert hands.cancel_all(Filter(name="add")) == 4
+    assert hands.cancel_all(Selection(name="other")) == 0
+    assert hands.cancel_all(Selection(name="add")) == 4
 
     states = db.execute("SELECT status, count(*) AS n FROM horsies_tasks GROUP BY 1 ORDER BY 1").fetchall()
     assert [(row["status"], row["n"]) for row in states] == [

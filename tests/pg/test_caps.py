@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from horsies import PostgresConfig
-from horsies.storage import workers
-from horsies.storage.database import Connection, connect_worker
-from horsies.storage.tasks import Cap, Claimed, Completed, Line, Room
+from horsies.db.connection import Connection, connect_worker
+from horsies.db.queries import workers
+from horsies.db.queries.tasks import Claimed, Completed, ConcurrencyCap, Lane, PoolRoom
 from horsies.worker.claim import NO_LIMIT
 from tests.pg.hands import OK, START, Hands
 from tests.support.waiting import eventually
@@ -71,12 +71,12 @@ def stored(db: Db, status: str) -> Counter[str]:
     return counts
 
 
-def line(queue: str, quota: int = 100, *, is_async: bool = False, pool: int = 0) -> Line:
-    return Line(pool, queue, is_async, "", quota, *START)
+def lane(queue: str, quota: int = 100, *, is_async: bool = False, pool: int = 0) -> Lane:
+    return Lane(pool, queue, is_async, "", quota, *START)
 
 
-def room(number: int, pool: int = 0) -> Room:
-    return Room(pool, number, number, list(range(1, number + 1)))
+def room(number: int, pool: int = 0) -> PoolRoom:
+    return PoolRoom(pool, number, number, list(range(1, number + 1)))
 
 
 def completed(tasks: Sequence[Claimed]) -> list[Completed]:
@@ -142,10 +142,10 @@ def arrange(db: Db, hands: Hands, case: Case) -> None:
 
 
 def claim(hands: Hands, case: Case) -> Counter[Kind]:
-    _, claimed = hands.exchange(
-        lines=[line(queue, min(case.rooms[kind], case.batch), is_async=kind, pool=int(kind)) for queue, kind in case.order],
+    _, claimed = hands.settle_and_claim(
+        lanes=[lane(queue, min(case.rooms[kind], case.batch), is_async=kind, pool=int(kind)) for queue, kind in case.order],
         pools=[room(number, pool) for pool, number in enumerate(case.rooms)],
-        caps=[Cap(name, most, case.mine.get(name, 0), case.mine.get(name, 0)) for name, most in case.caps.items()],
+        caps=[ConcurrencyCap(name, most, case.mine.get(name, 0), case.mine.get(name, 0)) for name, most in case.caps.items()],
         batch=case.batch,
         limit=case.limit,
     )  # fmt: skip
@@ -213,7 +213,7 @@ def test_what_is_claimed_ahead_counts_only_when_it_is_started(hands: Hands, db: 
     hands.register(*QUEUES, waiting=False)
     fill(db, {("a", False): 9})
 
-    claimed = hands.claim("a", limit=5, pids=[1, 2], caps=[Cap("a", 4, 0, 0)])
+    claimed = hands.claim("a", limit=5, pids=[1, 2], caps=[ConcurrencyCap("a", 4, 0, 0)])
 
     assert [task.pid for task in claimed] == [1, 2, None, None]
     assert account(db, hands.worker_id) == {"a": 2}
@@ -226,19 +226,21 @@ def test_without_a_limit_nothing_is_written_about_what_is_in_flight(hands: Hands
     assert len(hands.run_next("a", "b", limit=4)) == 4
     assert account(db, hands.worker_id) == {}
 
-    assert len(hands.claim("a", "b", pids=[1] * 4, caps=[Cap("b", 9, 0, 0)])) == 4
+    assert len(hands.claim("a", "b", pids=[1] * 4, caps=[ConcurrencyCap("b", 9, 0, 0)])) == 4
     assert account(db, hands.worker_id) == {"b": 4}
 
 
 def test_what_is_unchanged_is_not_written_again(hands: Hands, db: Db) -> None:
     hands.register(*QUEUES, waiting=False)
     fill(db, {("a", False): 2})
-    first = hands.claim("a", pids=[1], caps=[Cap("a", 1, 0, 0)])
+    first = hands.claim("a", pids=[1], caps=[ConcurrencyCap("a", 1, 0, 0)])
     versions = "SELECT xmin::text AS version FROM horsies_in_flight"
     before = db.execute(versions).fetchall()
     assert len(before) == 1
 
-    ended, claimed = hands.exchange(completed(first), [line("a")], [room(1)], caps=[Cap("a", 1, 0, 1)])
+    ended, claimed = hands.settle_and_claim(
+        completed(first), [lane("a")], [room(1)], caps=[ConcurrencyCap("a", 1, 0, 1)]
+    )
 
     assert (ended, len(claimed)) == (1, 1)
     assert db.execute(versions).fetchall() == before
@@ -260,13 +262,15 @@ def named(hands: Hands) -> Hands:
 
 
 @contextmanager
-def held_open(hands: Hands, db: Db, url: str, queue: str, *caps: Cap) -> Iterator[Future[Any]]:
+def held_open(hands: Hands, db: Db, url: str, queue: str, *caps: ConcurrencyCap) -> Iterator[Future[Any]]:
     """A claim that cannot end yet: it is to end a task whose row somebody else has locked."""
     fill(db, {("mine", False): 1})
     (task,) = hands.run_next("mine")
     with ThreadPoolExecutor(1) as thread, psycopg.connect(url) as other:
         other.execute("SELECT FROM horsies_tasks_live WHERE id = %s FOR UPDATE", (task.id,))
-        under_way = thread.submit(hands.exchange, completed([task]), [line(queue)], [room(5)], caps=caps)
+        under_way = thread.submit(
+            hands.settle_and_claim, completed([task]), [lane(queue)], [room(5)], caps=caps
+        )
         eventually(lambda: waits_for(db, hands) == "transactionid", what="the claim being under way")
         yield under_way
         assert not under_way.done()
@@ -290,7 +294,7 @@ def turns(db: Db, hands: Hands) -> list[dict[str, Any]]:
 
 @contextmanager
 def waiting_after(
-    holding: AbstractContextManager[Future[Any]], hands: Hands, db: Db, queues: str, *caps: Cap
+    holding: AbstractContextManager[Future[Any]], hands: Hands, db: Db, queues: str, *caps: ConcurrencyCap
 ) -> Iterator[tuple[Future[Any], Future[list[Claimed]]]]:
     """A claim held open and another that waits for it; on leaving, first the one ends and then the other."""
     with ThreadPoolExecutor(1) as thread, holding as ahead:
@@ -304,7 +308,7 @@ def test_with_a_limit_for_the_cluster_all_claims_take_turns(
 ) -> None:
     first, second, _ = team
     fill(db, {("a", False): 5, ("b", False): 5})
-    cap = Cap("", 3, 0, 0)
+    cap = ConcurrencyCap("", 3, 0, 0)
     with waiting_after(held_open(first, db, database_url, "a", cap), second, db, "b", cap) as (ahead, behind):
         (theirs,), (ours,) = turns(db, first), turns(db, second)
         assert (theirs.pop("granted"), ours.pop("granted")) == (True, False)
@@ -318,11 +322,11 @@ def test_with_limits_for_queues_only_claims_that_share_one_take_turns(
 ) -> None:
     first, second, third = team
     fill(db, {("a", False): 5, ("b", False): 5})
-    caps = Cap("b", 4, 0, 0), Cap("a", 3, 0, 0)
+    caps = ConcurrencyCap("b", 4, 0, 0), ConcurrencyCap("a", 3, 0, 0)
     holding = held_open(first, db, database_url, "a", caps[1])
     with waiting_after(holding, third, db, "ab", *caps) as (ahead, behind):
         assert [lock["granted"] for lock in turns(db, first)] == [True]
-        assert second.claim("c", caps=[Cap("c", 2, 0, 0)]) == []
+        assert second.claim("c", caps=[ConcurrencyCap("c", 2, 0, 0)]) == []
         assert len(second.run_next("a", limit=1)) == 1
 
     assert len(ahead.result()[1]) == 3
@@ -340,7 +344,7 @@ def test_without_limits_a_claim_takes_no_turn(team: list[Hands], db: Db, databas
 def test_no_two_claims_wait_for_each_other_however_they_list_their_queues(team: list[Hands]) -> None:
     def claim_on(hands: Hands, order: Sequence[str]) -> None:
         for _ in range(60):
-            hands.claim(*order, caps=[Cap(name, 1, 0, 0) for name in order])
+            hands.claim(*order, caps=[ConcurrencyCap(name, 1, 0, 0) for name in order])
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(claim_on, team, [("a", "b", "c"), ("c", "b", "a"), ("b", "a", "c")]))
@@ -353,7 +357,7 @@ def test_a_turn_counts_what_the_one_before_took_whatever_isolation_the_database_
     db.execute(setting.format(sql.Identifier(db.info.dbname)))
     first, second = named(hire()), named(hire())
     fill(db, {("a", False): 5, ("b", False): 5})
-    cap = Cap("", 3, 0, 0)
+    cap = ConcurrencyCap("", 3, 0, 0)
 
     with waiting_after(held_open(first, db, database_url, "a", cap), second, db, "b", cap) as (ahead, behind):
         pass
@@ -374,9 +378,9 @@ def test_workers_that_claim_at_the_same_moment_never_exceed_a_limit(
         taken: list[int] = []
         for _ in range(rounds):
             together.wait()
-            claimed = hands.claim("a", limit=2, pids=[1, 2], caps=[Cap(limited, 3, 0, 0)])
+            claimed = hands.claim("a", limit=2, pids=[1, 2], caps=[ConcurrencyCap(limited, 3, 0, 0)])
             together.wait()
-            hands.exchange(completed(claimed), caps=[Cap(limited, 3, 0, len(claimed))])
+            hands.settle_and_claim(completed(claimed), caps=[ConcurrencyCap(limited, 3, 0, len(claimed))])
             taken.append(len(claimed))
         return taken
 
@@ -385,7 +389,8 @@ def test_workers_that_claim_at_the_same_moment_never_exceed_a_limit(
 
     assert [sum(shares) for shares in zip(*taken, strict=True)] == [3] * rounds
     assert stored(db, "COMPLETED")["a"] == 3 * rounds
-    assert [account(db, hands.worker_id)[limited] for hands in team] == [0, 0, 0]
+    # A worker that was too late in every round has held nothing, and has no row.
+    assert [account(db, hands.worker_id).get(limited, 0) for hands in team] == [0, 0, 0]
 
 
 # --- capacity that comes free
@@ -411,17 +416,17 @@ def heard(db: Db) -> list[str]:
 @pytest.mark.parametrize(
     ("cap", "told"),
     [
-        (Cap("a", 5, 1, 2), ["task_queue_a"]),
-        (Cap("a", 5, 0, 2), ["task_queue_a"]),
-        (Cap("", 5, 1, 2), ["task_queue_a", "task_queue_b"]),
-        (Cap("a", 5, 2, 2), []),
-        (Cap("a", 5, 3, 2), []),
-        (Cap("", 5, 2, 2), []),
-        (Cap("c", 5, 1, 2), []),
+        (ConcurrencyCap("a", 5, 1, 2), ["task_queue_a"]),
+        (ConcurrencyCap("a", 5, 0, 2), ["task_queue_a"]),
+        (ConcurrencyCap("", 5, 1, 2), ["task_queue_a", "task_queue_b"]),
+        (ConcurrencyCap("a", 5, 2, 2), []),
+        (ConcurrencyCap("a", 5, 3, 2), []),
+        (ConcurrencyCap("", 5, 2, 2), []),
+        (ConcurrencyCap("c", 5, 1, 2), []),
     ],
 )
 def test_those_who_wait_are_told_when_capacity_comes_free_and_only_then(
-    hands: Hands, db: Db, cap: Cap, told: list[str]
+    hands: Hands, db: Db, cap: ConcurrencyCap, told: list[str]
 ) -> None:
     hands.register(*QUEUES, waiting=True)
     employ(db, "a", "b", waiting=True)
@@ -429,20 +434,20 @@ def test_those_who_wait_are_told_when_capacity_comes_free_and_only_then(
     hold(db, hands.worker_id, {cap.queue_name: cap.recorded})
     listen(db, *CHANNELS)
 
-    hands.exchange(caps=[cap])
+    hands.settle_and_claim(caps=[cap])
 
     assert heard(db) == told
-    assert account(db, hands.worker_id) == {cap.queue_name: cap.mine}
+    assert account(db, hands.worker_id) == {cap.queue_name: cap.in_use}
 
 
 def test_capacity_that_is_taken_again_at_once_is_nobodys_news(hands: Hands, db: Db) -> None:
     hands.register(*QUEUES, waiting=False)
     fill(db, {("a", False): 2})
-    first = hands.claim("a", pids=[1], caps=[Cap("a", 1, 0, 0)])
+    first = hands.claim("a", pids=[1], caps=[ConcurrencyCap("a", 1, 0, 0)])
     employ(db, waiting=True)
     listen(db, *CHANNELS)
 
-    hands.exchange(completed(first), [line("a")], [room(1)], caps=[Cap("a", 1, 0, 1)])
+    hands.settle_and_claim(completed(first), [lane("a")], [room(1)], caps=[ConcurrencyCap("a", 1, 0, 1)])
 
     assert heard(db) == []
 
@@ -454,7 +459,7 @@ def test_a_worker_that_does_not_know_what_it_last_said_tells_those_who_wait(hand
     employ(db, waiting=True)
     listen(db, *CHANNELS)
 
-    hands.exchange(caps=[Cap("a", 5, 1, -1)])
+    hands.settle_and_claim(caps=[ConcurrencyCap("a", 5, 1, -1)])
 
     assert account(db, hands.worker_id) == {"a": 1}
     assert heard(db) == ["task_queue_a"]
@@ -478,13 +483,13 @@ def test_what_a_dead_worker_held_counts_no_longer_and_those_who_wait_are_told(
     hold(db, alive, {"a": 1, "": 3})
     listen(db, *CHANNELS)
 
-    run(database_url, workers.forget)
+    run(database_url, workers.delete_usage_of_dead)
 
     assert account(db, dead) == {}
     assert account(db, alive) == {"a": 1, "": 3}
     assert heard(db) == ["task_queue_a", "task_queue_c"]
 
-    run(database_url, workers.forget)
+    run(database_url, workers.delete_usage_of_dead)
     assert heard(db) == []
 
 
@@ -493,7 +498,7 @@ def test_a_worker_that_leaves_takes_its_account_with_it(db: Db, database_url: st
     for worker_id in (leaves, stays):
         hold(db, worker_id, {"a": 2, "": 2})
 
-    run(database_url, lambda connection: workers.resign(connection, leaves))
+    run(database_url, lambda connection: workers.deregister(connection, leaves))
 
     assert account(db, leaves) == {}
     assert account(db, stays) == {"a": 2, "": 2}

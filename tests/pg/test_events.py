@@ -13,18 +13,17 @@ import pytest
 from psycopg import AsyncClientCursor
 
 from horsies import CronSchedule, Horsies, PostgresConfig, TaskNode, TaskSchedule
+from horsies.db.connection import connect
+from horsies.db.queries import events, inspect
+from horsies.db.queries.events import SQL, EventFilter
 from horsies.events import KINDS, Event
-from horsies.storage import events
-from horsies.storage.database import connect
-from horsies.storage.events import SQL, Wanted
-from horsies.storage.why import why
-from tests.pg.clerk import Clerk, put_back
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
 from tests.pg.players import Player, play
+from tests.pg.stepped_scheduler import SteppedScheduler, put_back
 
 Db = psycopg.Connection[dict[str, Any]]
-ANYTHING = Wanted()
+ANYTHING = EventFilter()
 LONG_AGO = datetime.now(UTC) - timedelta(hours=1)
 
 
@@ -35,7 +34,7 @@ class Follower:
         self._url = url
         self.since = since
 
-    def look(self, wanted: Wanted = ANYTHING, until: datetime | None = None) -> list[Event]:
+    def look(self, wanted: EventFilter = ANYTHING, until: datetime | None = None) -> list[Event]:
         async def look() -> list[Event]:
             found: list[Event] = []
             async with await connect(PostgresConfig(database_url=self._url)) as connection:
@@ -47,7 +46,7 @@ class Follower:
 
         return asyncio.run(look())
 
-    def look_at_all(self, wanted: Wanted = ANYTHING) -> list[Event]:
+    def look_at_all(self, wanted: EventFilter = ANYTHING) -> list[Event]:
         return self.look(wanted, datetime.now(UTC) + timedelta(minutes=1))
 
 
@@ -119,7 +118,7 @@ def test_an_end_has_the_name_of_its_reason(add: Add, hands: Hands, db: Db, follo
 
 async def reasons(url: str, task_id: UUID) -> list[str] | None:
     async with await connect(PostgresConfig(database_url=url)) as connection:
-        return await why(connection, task_id)
+        return await inspect.why(connection, task_id)
 
 
 def node_task(db: Db) -> UUID:
@@ -153,14 +152,14 @@ def test_a_workflow_tells_when_it_started_paused_went_on_and_ended(
 
 
 def test_a_slot_of_long_ago_is_an_event_of_now(
-    app: Horsies, clerk: Clerk, db: Db, follower: Follower
+    app: Horsies, scheduler: SteppedScheduler, db: Db, follower: Follower
 ) -> None:
     define_add(app)
-    clerk.write_down(TaskSchedule(name="tick", pattern=CronSchedule("* * * * *"), task_name="add", args=(1,)))
+    scheduler.sync(TaskSchedule(name="tick", pattern=CronSchedule("* * * * *"), task_name="add", args=(1,)))
     put_back(db, 3_600)
     follower.look_at_all()
     follower.since = datetime.now(UTC) - timedelta(minutes=1)
-    clerk.take()
+    scheduler.run_due()
 
     fired, queued = sorted(follower.look_at_all(), key=lambda event: KINDS.index(event.kind), reverse=True)
 
@@ -215,7 +214,7 @@ def test_many_events_of_one_moment_come_in_pages_each_once(
     add: Add, follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add.send_many([(number,) for number in range(25)]).unwrap()
-    monkeypatch.setattr(events, "PAGE", 10)
+    monkeypatch.setattr(events, "BATCH", 10)
 
     found = follower.look_at_all()
 
@@ -232,7 +231,7 @@ def test_what_is_asked_for_is_what_is_shown(
 
     def shown(**wanted: Any) -> int:
         follower.since = LONG_AGO
-        return len(follower.look_at_all(Wanted(**wanted)))
+        return len(follower.look_at_all(EventFilter(**wanted)))
 
     assert shown() == 5
     assert shown(kinds=["completed"]) == 1
@@ -246,7 +245,7 @@ def test_a_sink_never_goes_back(database_url: str) -> None:
         async with await connect(PostgresConfig(database_url=database_url)) as connection:
             seen = [await events.position(connection, "logs")]
             for hour in (2, 1, 3):
-                await events.move(connection, "logs", LONG_AGO + timedelta(hours=hour))
+                await events.save_position(connection, "logs", LONG_AGO + timedelta(hours=hour))
                 seen.append(await events.position(connection, "logs"))
             return seen
 

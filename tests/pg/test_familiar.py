@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from horsies import Horsies, RetrievalCode, RetryPolicy
-from horsies.storage.tasks import Claimed
-from horsies.worker.execution import raised
+from horsies.db.queries.tasks import Claimed
+from horsies.executor.protocol import Call
+from horsies.executor.runner import Run, raised
 from horsies.worker.settle import Settler
-from horsies.worker.wire import Call
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
 
@@ -43,7 +43,7 @@ def after(app: Horsies, add: Add, claimed: Claimed, error: Exception) -> float |
     """In how many seconds it is tried again when this was raised; None when it is not."""
     call = Call(1, claimed.id, "add", None, "{}", "default", 1, 10, None, 0.0, 1, claimed.task_options)
     settler = Settler(app)
-    settler.ended(claimed, raised(app, call, add, error, 0.0))
+    settler.ended(claimed, raised(app, Run(call, lambda _: True, ()), add, error))
     return settler.failed[0].delay_seconds
 
 

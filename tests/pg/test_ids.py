@@ -14,7 +14,7 @@ from uuid import UUID
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from horsies.storage.ids import LONG_AGO, new_ids, not_before
+from horsies.db.ids import LONG_AGO, new_ids, not_before
 
 
 def timestamp_of(task_id: UUID) -> float:

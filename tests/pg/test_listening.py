@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from horsies import PostgresConfig
-from horsies.storage import listener as listening
-from horsies.storage.listener import Listener
+from horsies.db import listener as listening
+from horsies.db.listener import Listener
 
 Db = psycopg.Connection[dict[str, Any]]
 
@@ -19,16 +19,16 @@ Db = psycopg.Connection[dict[str, Any]]
 class Ear:
     """What a listener has told its owner."""
 
-    def __init__(self, url: str, channel: str, ask_seconds: float = 0.02) -> None:
-        self.connections = self.untold = 0
+    def __init__(self, url: str, channel: str, check_seconds: float = 0.02) -> None:
+        self.connections = self.missed = 0
         self.heard: list[tuple[str, str]] = []
         self.listener = Listener(
             PostgresConfig(database_url=url),
             [channel],
             on_notify=lambda channel, payload: self.heard.append((channel, payload)),
             on_connected=self._connected,
-            untold=lambda: self.untold,
-            ask_seconds=ask_seconds,
+            missed=lambda: self.missed,
+            check_seconds=check_seconds,
         )
 
     def _connected(self) -> None:
@@ -75,15 +75,15 @@ def test_a_session_that_does_not_listen_as_it_should_is_replaced(database_url: s
     ear.listen(wait)
 
 
-def test_whoever_found_something_untold_asks_whether_it_is_listened_for(
+def test_a_missed_notification_makes_the_listener_check_its_connection(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "SLICE_SECONDS", 0.02)
-    ear = Ear(database_url, "n" * 70, ask_seconds=600)
+    ear = Ear(database_url, "n" * 70, check_seconds=600)
 
     async def wait() -> None:
         await ear.listener.connected.wait()
-        ear.untold += 1
+        ear.missed += 1
         while ear.connections < 2:
             await asyncio.sleep(0.01)
 

@@ -10,11 +10,12 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
+from psycopg import errors, sql
 
 from horsies import ErrorCode, Horsies, PostgresConfig
+from horsies.db import migrations as module
+from horsies.db.migrations import LATEST, MIGRATIONS, Migration, migrate, script
 from horsies.errors import DatabaseError
-from horsies.storage.migrate import LATEST, migrate, script
 from tests.pg.conftest import define_add
 from tests.pg.racing import race
 from tests.pg.schema import SNAPSHOT, describe
@@ -34,27 +35,84 @@ def test_migrating_twice_is_harmless(empty_database_url: str) -> None:
     assert describe(empty_database_url) == before
 
 
+@pytest.fixture
+def more(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Add migrations to those there are, as later versions of horsies do."""
+
+    def add(*statements: str) -> None:
+        added = tuple(
+            Migration(version, f"{version:04}_more.sql", f"{statement};")
+            for version, statement in enumerate(statements, LATEST + 1)
+        )
+        monkeypatch.setattr(module, "MIGRATIONS", MIGRATIONS + added)
+        monkeypatch.setattr(module, "LATEST", LATEST + len(added))
+
+    return add
+
+
+def recorded(url: str) -> list[int]:
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT version FROM horsies_schema_version ORDER BY version").fetchall()
+    return [version for (version,) in rows]
+
+
+def test_the_files_are_numbered_from_one_on() -> None:
+    numbers = [(migration.version, migration.name.partition("_")[0]) for migration in MIGRATIONS]
+
+    assert numbers == [(number, f"{number:04}") for number in range(1, LATEST + 1)]
+
+
+def test_a_newer_version_applies_the_migrations_that_are_missing(
+    more: Callable[..., None], empty_database_url: str
+) -> None:
+    migrated(empty_database_url)
+    more("CREATE TABLE horsies_more (one integer)", "ALTER TABLE horsies_more ADD COLUMN two integer")
+
+    assert migrated(empty_database_url) == 2
+    assert migrated(empty_database_url) == 0
+
+    assert recorded(empty_database_url) == list(range(1, LATEST + 3))
+    assert "TABLE horsies_more\n    one integer\n    two integer\n" in describe(empty_database_url)
+
+
+def test_all_missing_migrations_are_applied_or_none(
+    more: Callable[..., None], empty_database_url: str
+) -> None:
+    migrated(empty_database_url)
+    before = describe(empty_database_url)
+    more("CREATE TABLE horsies_more ()", "SELECT 1 / 0")
+
+    with pytest.raises(errors.DivisionByZero):
+        migrated(empty_database_url)
+
+    assert recorded(empty_database_url) == list(range(1, LATEST + 1))
+    assert describe(empty_database_url) == before
+
+
 def test_the_broker_migrates_on_request(make_app: Callable[..., Horsies], empty_database_url: str) -> None:
     broker = make_app(url=empty_database_url).get_broker()
 
-    assert asyncio.run(broker.ensure_schema_initialized()) == LATEST
+    assert asyncio.run(broker.ensure_schema_initialized()).unwrap() == LATEST
     assert asyncio.run(broker.migrate()) == 0
 
 
+# A second migration, so that each process has several to apply.
 ONE_OF_TEN = """
 import asyncio
 from horsies import PostgresConfig
-from horsies.storage.migrate import migrate
+from horsies.db import migrations as migrate
 
+migrate.LATEST += 1
+migrate.MIGRATIONS += (migrate.Migration(migrate.LATEST, "more.sql", "CREATE TABLE horsies_more ()"),)
 ready()
-print(asyncio.run(migrate(PostgresConfig(database_url=sys.argv[1]))))
+print(asyncio.run(migrate.migrate(PostgresConfig(database_url=sys.argv[1]))))
 """
 
 
 def test_ten_processes_may_migrate_at_once(empty_database_url: str) -> None:
     applied = race(ONE_OF_TEN, empty_database_url, 10)
 
-    assert sorted(map(int, applied)) == [0] * 9 + [LATEST]
+    assert sorted(map(int, applied)) == [0] * 9 + [LATEST + 1]
 
 
 def test_a_stricter_default_isolation_is_no_obstacle(empty_database_url: str) -> None:
@@ -66,7 +124,7 @@ def test_a_stricter_default_isolation_is_no_obstacle(empty_database_url: str) ->
 
     applied = race(ONE_OF_TEN, empty_database_url, 4)
 
-    assert sorted(map(int, applied)) == [0] * 3 + [LATEST]
+    assert sorted(map(int, applied)) == [0] * 3 + [LATEST + 1]
 
 
 def test_a_schema_from_the_future_is_refused(make_app: Callable[..., Horsies], database_url: str) -> None:
@@ -84,7 +142,7 @@ def test_a_schema_from_the_future_is_refused(make_app: Callable[..., Horsies], d
 
 
 @pytest.fixture
-def guest_url(server_url: str, empty_database_url: str) -> Iterator[str]:
+def guest_url(role_maker: str, empty_database_url: str) -> Iterator[str]:
     """The empty database as somebody sees it who may not create anything in it."""
     name = f"guest_{uuid4().hex}"
     with psycopg.connect(empty_database_url, autocommit=True) as owner:
@@ -139,6 +197,19 @@ def test_the_script_makes_the_same_schema(empty_database_url: str, database_url:
         connection.execute(script().encode())
 
     assert describe(empty_database_url) == describe(database_url)
+    assert migrated(empty_database_url) == 0
+
+
+def test_the_script_begins_after_the_version_that_is_there(
+    more: Callable[..., None], empty_database_url: str
+) -> None:
+    migrated(empty_database_url)
+    more("CREATE TABLE horsies_more ()", "CREATE TABLE horsies_even_more ()")
+
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(script(after=LATEST).encode())
+
+    assert recorded(empty_database_url) == list(range(1, LATEST + 3))
     assert migrated(empty_database_url) == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from horsies import CustomQueueConfig, Horsies, QueueMode
-from horsies.storage.tasks import queue_channel
+from horsies.db.queries.tasks import queue_channel
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
 

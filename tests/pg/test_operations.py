@@ -10,9 +10,10 @@ import psycopg
 import pytest
 
 from horsies import Horsies
-from horsies.storage.operations import ALL_QUEUES, Failed
+from horsies.db.queries.operations import ALL_QUEUES, Selection
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
+from tests.pg.test_notifying import heard, listen
 
 Db = psycopg.Connection[dict[str, Any]]
 
@@ -76,11 +77,11 @@ def test_what_is_requeued_can_be_chosen(app: Horsies, hands: Hands) -> None:
     add = define_add(app)
     first, second, third = _fail(add, hands, 3)
 
-    assert hands.requeue(Failed(queue="other")) == 0
-    assert hands.requeue(Failed(name="other")) == 0
-    assert hands.requeue(Failed(code="OTHER")) == 0
-    assert hands.requeue(Failed(ids=[second])) == 1
-    assert hands.requeue(Failed(queue="default", name="add", code="BROKEN")) == 2
+    assert hands.requeue(Selection(queue="other")) == 0
+    assert hands.requeue(Selection(name="other")) == 0
+    assert hands.requeue(Selection(code="OTHER")) == 0
+    assert hands.requeue(Selection(ids=[second])) == 1
+    assert hands.requeue(Selection(queue="default", name="add", code="BROKEN")) == 2
     assert {task.id for task in hands.claim()} == {str(first), str(second), str(third)}
     hands.release()
 
@@ -114,6 +115,17 @@ def test_a_sleeping_worker_is_told_of_what_comes_back(add: Add, hands: Hands, db
     hands.requeue()
 
     assert [notify.channel for notify in db.notifies(timeout=5, stop_after=1)] == ["task_queue_default"]
+
+
+def test_workers_that_are_not_seen_to_sleep_are_told_too(add: Add, hands: Hands, db: Db) -> None:
+    """A worker may be about to sleep when the statement looks; a lost wake-up would cost it a poll."""
+    hands.register(waiting=False)
+    _fail(add, hands)
+    listen(db, "task_queue_default")
+
+    hands.requeue()
+
+    assert heard(db) == [("task_queue_default", "")]
 
 
 def test_a_suspension_is_told_to_workers_at_their_next_beat(hands: Hands) -> None:

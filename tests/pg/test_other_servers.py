@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from horsies import Horsies, PostgresConfig
-from horsies.storage.migrate import LATEST, migrate
+from horsies.db.migrations import LATEST, migrate
 from tests.pg.conftest import define_add
 from tests.pg.hands import Hands
 from tests.pg.schema import SNAPSHOT, describe

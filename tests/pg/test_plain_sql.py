@@ -6,12 +6,13 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 
 from horsies import Horsies, TaskStatus
-from horsies.storage.workers import Definition
+from horsies.db.queries.workers import Definition
 from tests.pg.conftest import define_add
 from tests.pg.hands import Hands
 
@@ -204,3 +205,67 @@ def test_a_finished_row_must_look_finished(db: Db) -> None:
 
     with pytest.raises(psycopg.errors.CheckViolation, match="is RUNNING, which does not go with live = f"):
         db.execute(row.encode())
+
+
+# --- ids
+
+
+def made_at(task_id: UUID) -> float:
+    return (task_id.int >> 80) / 1000
+
+
+INSERT = "INSERT INTO horsies_tasks (task_name) VALUES ('add') RETURNING id"
+
+
+def test_an_id_that_the_database_makes_is_of_version_7_and_of_its_moment(db: Db) -> None:
+    now = "SELECT extract(epoch FROM clock_timestamp())::float8 AS at"
+    (before,) = db.execute(now).fetchall()
+    made = [send(db, "'add'"), *(row["id"] for row in db.execute(INSERT))]
+    (after,) = db.execute(now).fetchall()
+
+    for task_id in made:
+        assert (task_id.version, task_id.variant) == (7, "specified in RFC 4122")
+        assert before["at"] - 0.001 <= made_at(task_id) <= after["at"]
+
+
+def test_tasks_of_python_of_plain_sql_and_of_defaults_are_listed_newest_first(app: Horsies, db: Db) -> None:
+    add = define_add(app)
+    sent: list[str] = []
+    for _ in range(20):
+        sent.append(add.send(1).unwrap().task_id)
+        sent.append(str(send(db, "'add'")))
+        sent += [str(row["id"]) for row in db.execute(INSERT)]
+
+    listed = [str(row["id"]) for row in db.execute("SELECT id FROM horsies_tasks ORDER BY id DESC")]
+
+    assert listed == sent[::-1]
+
+
+def test_ids_of_one_statement_sort_as_they_were_made(db: Db) -> None:
+    made = [row["id"] for row in db.execute("SELECT horsies_new_id() AS id FROM generate_series(1, 20000)")]
+    stamps = [task_id.int >> 64 for task_id in made]
+
+    assert stamps == sorted(stamps)
+    assert len(set(made)) == 20_000
+    assert len(set(stamps)) > 1_000  # not all of one millisecond
+
+
+def test_ids_with_a_place_sort_by_it(db: Db) -> None:
+    query = "SELECT horsies_new_id(place) AS id FROM generate_series(1, 20000) AS place"
+    made = [row["id"] for row in db.execute(query)]
+
+    assert [task_id.int >> 64 for task_id in made] == sorted({task_id.int >> 64 for task_id in made})
+
+
+def test_making_an_id_is_inlined_for_a_call_per_row_would_be_slow(db: Db) -> None:
+    plan = db.execute("EXPLAIN (VERBOSE, COSTS OFF) SELECT horsies_new_id(4)").fetchall()
+
+    assert "gen_random_uuid" in str(plan)
+    assert "horsies_new_id" not in str(plan)
+
+
+def test_a_role_with_a_search_path_of_its_own_gets_ids_from_the_default(db: Db) -> None:
+    db.execute("SET search_path = pg_temp")
+    (row,) = db.execute("INSERT INTO public.horsies_tasks (task_name) VALUES ('add') RETURNING id").fetchall()
+
+    assert row["id"].version == 7

@@ -14,8 +14,8 @@ import pytest
 from psycopg import AsyncClientCursor
 
 from horsies import PostgresConfig
-from horsies.storage.database import connect_worker
-from horsies.storage.statements import statements
+from horsies.db.connection import connect_worker
+from horsies.db.sql import statements
 from tests.pg.conftest import quiet_database
 
 PENDING, RUNNING, DAYS = 20_000, 50, 4
@@ -24,7 +24,7 @@ SINCE = "2000-01-01"
 KEY, CLAIM, EXPIRY = "horsies_tasks_live_pkey", "horsies_tasks_live_claim", "horsies_tasks_live_expiry"
 FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until"}
 
-_LINE = {"pool": 0, "queue_name": "default", "is_async": False, "rate_key": "", "quota": 100}
+_LANE = {"pool": 0, "queue_name": "default", "is_async": False, "rate_key": "", "quota": 100}
 _FROM_THE_START = {"priority": 0, "enqueued_at": SINCE, "id": str(UUID(int=0))}
 _ID = str(UUID(int=7))
 _FAILURE = {"id": _ID, "claim_seq": 1, "result": "1", "delay_seconds": 1.0, "on_failure": "add"}
@@ -33,20 +33,22 @@ VALUES: Mapping[str, Any] = {
     "starts": json.dumps({f"{_ID}/1": 1}),
     "failures": json.dumps([_FAILURE]),
     "calls": json.dumps({f"{_ID}/1": True}),
-    "lost": json.dumps({f"{_ID}/1": True}),
-    "lines": json.dumps([_LINE | _FROM_THE_START]),
+    "lanes": json.dumps([_LANE | _FROM_THE_START]),
     "pools": json.dumps([{"pool": 0, "room": 100, "idle": 1, "pids": [1]}]),
-    "caps": json.dumps([{"queue_name": "default", "most": 5, "mine": 0, "recorded": 0}]),
+    "caps": json.dumps([{"queue_name": "default", "max_tasks": 5, "in_use": 0, "recorded": 0}]),
     "rates": ["add"],
     "queues": ["default", "other"],
+    "shown": 100,
     "limit": 100,
     "batch": 100,
-    "lease_seconds": 60.0,
     "worker_id": WORKER,
     "hostname": "host",
     "process_name": "hands",
+    "left_out": json.dumps({"default": ["new"]}),
+    "names": ["new"],
     "result": "1",
     "cancelled": "1",
+    "status": "RUNNING",
     "grace_seconds": 1.0,
     "keep": json.dumps([_FAILURE]),
     "ids": [UUID(int=7), UUID(int=8)],
@@ -88,20 +90,19 @@ def busy_url(quiet_url: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("noun", "verb", "indexes"),
     [
-        ("tasks", "exchange", {KEY, CLAIM}),
-        ("tasks", "exchange_within", {KEY, CLAIM}),
+        ("tasks", "settle_and_claim", {KEY, CLAIM}),
+        ("tasks", "settle_and_claim_within", {KEY, CLAIM}),
         ("tasks", "start", {KEY}),
         ("tasks", "fail", {KEY}),
         ("tasks", "give_back", {KEY}),
-        ("tasks", "put_off", {KEY}),
-        ("cancelling", "cancel", {KEY}),
+        ("tasks", "defer_unknown", {KEY}),
+        ("cancellation", "cancel", {KEY}),
         ("tasks", "expire", {KEY, EXPIRY}),
         # The first row by expiry is one step into that index.
         ("tasks", "next_due", {CLAIM, f"{EXPIRY}, from its start"}),
         ("tasks", "watch", {KEY}),
         ("tasks", "look", {KEY}),
-        ("tasks", "info", {KEY}),
-        ("workers", "unclaim", {KEY}),
+        ("inspect", "task", {KEY}),
     ],
 )
 def test_the_live_table_is_read_through_its_indexes(
@@ -116,14 +117,13 @@ BY_KEY = [
     ("tasks", "start"),
     ("tasks", "fail"),
     ("tasks", "give_back"),
-    ("tasks", "put_off"),
+    ("tasks", "defer_unknown"),
     ("tasks", "watch"),
-    ("cancelling", "cancel"),
-    ("workers", "unclaim"),
+    ("cancellation", "cancel"),
     ("workflows", "complete"),
     ("workflows", "complete_and_load"),
 ]
-CLAIMS = [("tasks", "exchange"), ("tasks", "exchange_within")]
+CLAIMS = [("tasks", "settle_and_claim"), ("tasks", "settle_and_claim_within")]
 
 
 @pytest.mark.parametrize("known", [0, 1, 30, 3_000])
@@ -169,11 +169,21 @@ def test_a_task_is_found_by_its_key_and_not_by_walking_all_that_is_dead(
     assert ways == ({KEY, CLAIM} if (noun, verb) in CLAIMS else {KEY})
 
 
-@pytest.mark.parametrize("verb", ["finished", "watch", "look", "info", "attempts", "mine"])
-def test_history_is_looked_up_by_key(busy_url: str, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("noun", "verb"),
+    [
+        ("tasks", "finished"),
+        ("tasks", "watch"),
+        ("tasks", "look"),
+        ("tasks", "count_settled_by"),
+        ("inspect", "task"),
+        ("inspect", "attempts"),
+    ],
+)
+def test_history_is_looked_up_by_key(busy_url: str, noun: str, verb: str) -> None:
     scans = {
         scan
-        for scan in _scans(busy_url, "tasks", verb)
+        for scan in _scans(busy_url, noun, verb)
         if scan[0] not in ("horsies_tasks_live", "horsies_attempts")
     }
 
@@ -181,7 +191,9 @@ def test_history_is_looked_up_by_key(busy_url: str, verb: str) -> None:
     assert scans == {(table, f"{table}_pkey") for table, _ in scans}
 
 
-@pytest.mark.parametrize("verb", ["exchange", "exchange_within", "start", "fail", "give_back"])
+@pytest.mark.parametrize(
+    "verb", ["settle_and_claim", "settle_and_claim_within", "start", "fail", "give_back"]
+)
 def test_what_a_busy_worker_says_never_reads_history(busy_url: str, verb: str) -> None:
     tables = {table for table, _ in _scans(busy_url, "tasks", verb)}
 

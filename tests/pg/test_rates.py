@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from horsies import CustomQueueConfig, Horsies, QueueMode, TaskError, TaskResult
-from horsies.storage.tasks import Line, Room
-from horsies.storage.workers import Definition
+from horsies.db.queries.tasks import Lane, PoolRoom
+from horsies.db.queries.workers import Definition
 from tests.pg.hands import START, Hands
 
 Db = psycopg.Connection[dict[str, Any]]
@@ -125,15 +125,15 @@ def test_one_limit_holds_for_all_queues_and_both_kinds(hands: Hands, db: Db) -> 
     insert(db, 5, queue="b")
     db.execute("UPDATE horsies_tasks SET is_async = true WHERE queue_name = 'b'")
     insert(db, 5, queue="b")
-    lines = [
-        Line(int(is_async), queue, is_async, key, 9, *START)
+    lanes = [
+        Lane(int(is_async), queue, is_async, key, 9, *START)
         for queue in ("a", "b")
         for is_async in (False, True)
         for key in ("", "call")
     ]
-    rooms = [Room(pool, 9, 9, list(range(1, 10))) for pool in (0, 1)]
+    pools = [PoolRoom(pool, 9, 9, list(range(1, 10))) for pool in (0, 1)]
 
-    _, claimed = hands.exchange([], lines, rooms, rates=["call"])
+    _, claimed = hands.settle_and_claim([], lanes, pools, rates=["call"])
 
     assert len(claimed) == 2
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies, RecoveryConfig
-from horsies.storage.workers import Rules
+from horsies.db.queries.workers import Rules
 from horsies.worker.reaper import rules_of
 from horsies.worker.settle import Settler
 from tests.pg.conftest import define_add

@@ -12,22 +12,25 @@ import psycopg
 import pytest
 
 from horsies import AppConfig, PostgresConfig
+from horsies.db.connection import TRANSIENT, Connection, connect_worker
 from horsies.status import WorkerState
-from horsies.storage.database import TRANSIENT, Connection, connect_worker
-from horsies.worker import snapshot
-from horsies.worker.snapshot import Activity, Meter, Record, Setup, Snapshots, Usage
+from horsies.worker import stats
+from horsies.worker.claim import Limits
+from horsies.worker.stats import Activity, ResourceMeter, StatsRecord, Usage, WorkerStats
+from tests.support.waiting import eventually
 
 Db = psycopg.Connection[dict[str, Any]]
 
 WORKER = UUID(int=7)
-SETUP = Setup(
-    max_claim_batch=0,
+LIMITS = Limits(
+    prefetch=0,
     max_claim_per_worker=1,
+    max_claim_batch=0,
     cluster_wide_cap=None,
-    queue_priorities="{}",
-    queue_max_concurrency="{}",
-    recovery_config="{}",
+    poll_seconds=5.0,
+    hold_seconds=180.0,
 )
+DOING = Activity(worker_id=WORKER, state=WorkerState.IDLE, running=0, claimed=0, at_work=[])
 REGISTER = """
 INSERT INTO horsies_workers (worker_id, hostname, pid, processes, queues, lease_expires_at)
 VALUES (%s, 'host', 1, 1, '{default}', now())
@@ -35,15 +38,14 @@ VALUES (%s, 'host', 1, 1, '{default}', now())
 RENEW = b"UPDATE horsies_workers SET lease_expires_at = now() + interval '1 hour'"
 
 
-def snapshots(url: str, meter: Meter) -> Snapshots:
-    doing = Activity(worker_id=WORKER, state=WorkerState.IDLE, running=0, claimed=0, at_work=[])
-    return Snapshots(AppConfig.for_database_url(url), SETUP, meter, lambda: doing)
+def stats_of(url: str, meter: ResourceMeter) -> WorkerStats:
+    return WorkerStats(AppConfig.for_database_url(url), LIMITS, [], 1, meter)
 
 
-async def taken(keeper: Snapshots) -> Record:
-    record = await keeper.take()
+async def taken(keeper: WorkerStats) -> StatsRecord:
+    record = await keeper.take(DOING)
     assert record is not None
-    assert await keeper.take() is None
+    assert await keeper.take(DOING) is None
     return record
 
 
@@ -53,7 +55,7 @@ async def worker_connection(url: str) -> Connection:
 
 async def beat(url: str, meanwhile: Callable[[Connection], object]) -> float:
     """Renew, and write the record in the same transaction; gives back how soon the next one is due."""
-    keeper = snapshots(url, Meter())
+    keeper = stats_of(url, ResourceMeter())
     async with await worker_connection(url) as connection:
         record = await taken(keeper)
         async with connection.transaction():
@@ -80,7 +82,10 @@ def test_a_beat_whose_connection_is_lost_with_the_record_is_not_taken_for_done(
     db.execute(REGISTER, (WORKER,))
 
     def cut(connection: Connection) -> None:
-        db.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+        pid = connection.info.backend_pid
+        db.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        sessions = "SELECT FROM pg_stat_activity WHERE pid = %s"
+        eventually(lambda: db.execute(sessions, (pid,)).rowcount == 0, what="the session's end")
 
     with pytest.raises(TRANSIENT):
         asyncio.run(beat(database_url, cut))
@@ -90,18 +95,18 @@ def test_a_beat_whose_connection_is_lost_with_the_record_is_not_taken_for_done(
 def test_a_beat_does_not_wait_for_what_cannot_be_measured_in_time(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "MEASURE_SECONDS", 0.05)
+    monkeypatch.setattr(stats, "MEASURE_SECONDS", 0.05)
     let_go = threading.Event()
 
-    class Slow(Meter):
+    class Slow(ResourceMeter):
         def measure(self) -> Usage:
             let_go.wait(20)
             return super().measure()
 
-    async def look() -> tuple[Record | None, float]:
-        keeper = snapshots(database_url, Slow())
+    async def look() -> tuple[StatsRecord | None, float]:
+        keeper = stats_of(database_url, Slow())
         try:
-            return await keeper.take(), keeper.pause()
+            return await keeper.take(DOING), keeper.pause()
         finally:
             let_go.set()
 

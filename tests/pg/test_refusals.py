@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -19,6 +22,8 @@ from horsies import (
     TaskSendErrorCode,
     TaskSendResult,
 )
+from horsies.discovery import load_app
+from horsies.status import WorkflowStartErrorCode
 from tests.pg.conftest import Add, define_add, new_apps
 
 NOW = datetime.now(UTC)
@@ -229,15 +234,54 @@ def test_suppressed_sends_store_nothing_until_they_are_allowed_again(app: Horsie
     assert add.send("not a number").unwrap_err().code is TaskSendErrorCode.VALIDATION_FAILED  # pyright: ignore
 
 
-@pytest.mark.parametrize(("value", "suppressed"), [("1", True), ("0", False), ("", False)])
-def test_sends_can_be_suppressed_by_the_environment(
-    add: Add, monkeypatch: pytest.MonkeyPatch, value: str, suppressed: bool
+def test_a_module_that_sends_while_it_defines_its_app_stores_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TASKLIB_SUPPRESS_SENDS", value)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    file = tmp_path / "hasty.py"
+    file.write_text(
+        """
+from horsies import Horsies, TaskError, TaskResult
 
-    code = add.send("not a number").unwrap_err().code  # pyright: ignore
+app = Horsies()
 
-    assert (code is TaskSendErrorCode.SEND_SUPPRESSED) == suppressed
+@app.task("ping")
+def ping() -> TaskResult[str, TaskError]:
+    return TaskResult(ok="pong")
+
+app.sent = ping.send()
+"""
+    )
+
+    loaded: Any = load_app(f"{file}:app")
+
+    assert refusal(loaded.sent).code is TaskSendErrorCode.SEND_SUPPRESSED
+
+
+def test_a_module_that_starts_a_workflow_while_it_defines_its_app_stores_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    file = tmp_path / "hasty_flow.py"
+    file.write_text(
+        """
+from horsies import Horsies, TaskError, TaskResult
+
+app = Horsies()
+
+@app.task("ping")
+def ping() -> TaskResult[str, TaskError]:
+    return TaskResult(ok="pong")
+
+app.started = app.workflow("pings", [ping.node()()], definition_key="pings").start()
+"""
+    )
+
+    loaded: Any = load_app(f"{file}:app")
+
+    error = loaded.started.unwrap_err()
+    assert error.code is WorkflowStartErrorCode.VALIDATION_FAILED
+    assert "starts are suppressed while modules are imported" in error.message
 
 
 def test_a_database_that_cannot_be_reached_is_an_error_worth_another_try(
@@ -256,7 +300,8 @@ def test_a_database_that_cannot_be_reached_is_an_error_worth_another_try(
 def test_a_login_that_is_refused_is_not_worth_another_try(
     make_app: Callable[..., Horsies], database_url: str
 ) -> None:
-    wrong = database_url.replace("horsies:", "horsies:wr0ng", 1)
+    user = urlsplit(database_url).username
+    wrong = database_url.replace(f"//{user}:", f"//{user}:wr0ng", 1)
     add = define_add(make_app(url=wrong))
 
     error = add.send(1).unwrap_err()

@@ -10,13 +10,18 @@ import psycopg
 import pytest
 
 from horsies import PostgresConfig, RetentionConfig
-from horsies.storage.database import connect
-from horsies.storage.retention import Old, Plan, plan
-from horsies.worker.janitor import sweep
+from horsies.db.connection import connect
+from horsies.db.queries.retention import Old, Plan, plan
+from horsies.worker.retention import sweep
 
 Db = psycopg.Connection[dict[str, Any]]
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+OLD_DAY = (
+    "DO $$ BEGIN EXECUTE format('CREATE TABLE %I PARTITION OF horsies_tasks_history FOR VALUES FROM (%L) TO (%L)',"
+    " 'horsies_tasks_' || to_char(now() - interval '3 days', 'YYYYMMDD'),"
+    " date_trunc('day', now() - interval '3 days', 'UTC'), date_trunc('day', now() - interval '2 days', 'UTC')); END $$"
+)
 
 
 def test_everything_is_kept_for_thirty_days_unless_said_otherwise() -> None:
@@ -26,17 +31,21 @@ def test_everything_is_kept_for_thirty_days_unless_said_otherwise() -> None:
 
 
 def test_a_queue_may_have_a_time_of_its_own() -> None:
-    config = RetentionConfig(
-        terminal_record_retention_hours=10, queue_retention={"sms": timedelta(seconds=500)}
-    )
+    config = RetentionConfig(terminal_record_retention_hours=10, queue_retention={"sms": timedelta(hours=3)})
 
     found = plan(config, NOW)
 
     assert found.days_before == found.records_before == NOW - 10 * HOUR
     assert found.tasks == [
-        Old(NOW - timedelta(seconds=500), queue="sms"),
+        Old(NOW - 3 * HOUR, queue="sms"),
         Old(NOW - 10 * HOUR, others=["sms"]),
     ]
+
+
+def test_a_finished_task_is_kept_for_an_hour_whatever_its_queue_says() -> None:
+    config = RetentionConfig(queue_retention={"sms": timedelta(seconds=500)})
+
+    assert plan(config, NOW).tasks[0] == Old(NOW - HOUR, queue="sms")
 
 
 @pytest.mark.parametrize(
@@ -134,16 +143,70 @@ def test_whole_days_are_dropped_and_not_deleted_from(db: Db, database_url: str) 
 
 
 def test_a_day_that_somebody_reads_is_left_for_the_next_time(db: Db, database_url: str) -> None:
-    today = db.execute("SELECT horsies_drop_history(now()) AS dropped").fetchone()
-    assert today == {"dropped": 0}
+    db.execute(OLD_DAY)
     with psycopg.connect(database_url) as reader:
         reader.execute("SELECT count(*) FROM horsies_tasks_history")
-        row = db.execute("SELECT horsies_drop_history(now() + interval '2 days') AS dropped").fetchone()
+        row = db.execute("SELECT horsies_drop_history(now()) AS dropped").fetchone()
         assert row == {"dropped": 0}
 
-    row = db.execute("SELECT horsies_drop_history(now() + interval '2 days') AS dropped").fetchone()
-    assert row is not None
-    assert row["dropped"] >= 1
+    row = db.execute("SELECT horsies_drop_history(now()) AS dropped").fetchone()
+    assert row == {"dropped": 1}
+
+
+def test_today_and_the_days_to_come_are_never_dropped(db: Db) -> None:
+    days = "SELECT relname FROM pg_class WHERE relname ~ '^horsies_tasks_[0-9]{8}$' ORDER BY relname"
+    before = db.execute(days.encode()).fetchall()
+
+    row = db.execute("SELECT horsies_drop_history('infinity') AS dropped").fetchone()
+
+    assert row == {"dropped": 0}
+    assert db.execute(days.encode()).fetchall() == before
+
+
+# What each kind of row that `horsies_forget` deletes looks like, so many hours ago.
+KINDS = {
+    "attempts": "INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, finished_at)"
+    " VALUES (gen_random_uuid(), 1, 1, 'FAILED', {then})",
+    "progress": "INSERT INTO horsies_progress (task_id, claim_seq, done, at) VALUES (gen_random_uuid(), 1, 1, {then})",
+    "logs": "INSERT INTO horsies_task_logs (task_id, claim_seq, seq, attempt, at, level, logger, message)"
+    " VALUES (gen_random_uuid(), 1, 0, 1, {then}, 'INFO', 'l', 'm')",
+    "keys": "INSERT INTO horsies_idempotency_keys (idempotency_key, task_id, enqueue_sha, created_at)"
+    " VALUES (gen_random_uuid()::text, gen_random_uuid(), 's', {then})",
+    "results": "INSERT INTO horsies_tasks (task_name, live, status, result, terminal_at)"
+    " VALUES ('add', false, 'COMPLETED', '{{}}', {then})",
+    "workflows": "INSERT INTO horsies_workflows (id, root_workflow_id, open_tasks, status, on_error, name,"
+    " definition_key, completed_at) VALUES (gen_random_uuid(), gen_random_uuid(), 0, 'COMPLETED', 'FAIL', 'w', 'k', {then})",
+    "heartbeats": "INSERT INTO horsies_heartbeats (task_id, sender_id, role, hostname, pid, sent_at)"
+    " VALUES (gen_random_uuid(), gen_random_uuid(), 'runner', 'h', 1, {then})",
+    "actions": "INSERT INTO horsies_actions (actor, action, subject, acted_at) VALUES ('a', 'b', 'c', {then})",
+    "counts": "INSERT INTO horsies_depths (minute, queue_name, pending, scheduled, running) VALUES ({then}, 'q', 0, 0, 0)",
+}
+LEAST_HOURS = {"actions": 7 * 24, "counts": 48}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_young_is_kept_whatever_a_worker_asks_for(db: Db, kind: str) -> None:
+    least = LEAST_HOURS.get(kind, 1)
+    for minutes in (-5, 5):
+        then = f"now() - interval '{least * 60 + minutes} minutes'"
+        db.execute(KINDS[kind].format(then=then).encode())
+    forget = "SELECT horsies_forget(%s, %s, 100) AS forgotten"
+
+    assert db.execute(forget, (kind, None)).fetchone() == {"forgotten": 0}
+    assert db.execute(forget, (kind, "infinity")).fetchone() == {"forgotten": 1}
+    assert db.execute(forget, (kind, "infinity")).fetchone() == {"forgotten": 0}
+
+
+def test_a_worker_deletes_no_task_that_ended_within_the_hour(db: Db) -> None:
+    _end(db, 0.9)
+    _end(db, 1.1)
+
+    row = db.execute(
+        "SELECT horsies_delete_history(array_agg(id), array_agg(terminal_at)) AS deleted FROM horsies_tasks"
+    ).fetchone()
+
+    assert row == {"deleted": 1}
+    assert len(db.execute("SELECT FROM horsies_tasks").fetchall()) == 1
 
 
 def test_what_belongs_to_a_task_goes_with_it(db: Db, database_url: str) -> None:
@@ -172,7 +235,7 @@ def test_what_belongs_to_a_task_goes_with_it(db: Db, database_url: str) -> None:
             (task_id, task_id),
         )
     db.execute(
-        "INSERT INTO horsies_actions (actor, action, subject, acted_at) VALUES ('a', 'b', 'c', now() - interval '5 hours')"
+        "INSERT INTO horsies_actions (actor, action, subject, acted_at) VALUES ('a', 'b', 'c', now() - interval '8 days')"
     )
 
     _sweep(database_url, terminal_record_retention_hours=2)

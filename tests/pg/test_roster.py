@@ -12,83 +12,89 @@ from horsies import (
     CronSchedule,
     Horsies,
 )
-from horsies.storage.schedules import SQL
-from tests.pg.clerk import Clerk, Db, every_minute, put_back, sent, state
+from horsies.db.queries.schedules import SQL
+from tests.pg.stepped_scheduler import Db, SteppedScheduler, every_minute, put_back, sent, state
 
 
 def test_a_schedule_that_only_other_code_has_is_kept_and_not_run(
-    clerk: Clerk, hire_clerk: Any, db: Db, caplog: pytest.LogCaptureFixture
+    scheduler: SteppedScheduler, new_scheduler: Any, db: Db, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clerk.write_down(every_minute())
+    scheduler.sync(every_minute())
     put_back(db, 10)
 
-    newer = hire_clerk()
-    newer.write_down(every_minute("other"))
-    newer.take()
+    newer = new_scheduler()
+    newer.sync(every_minute("other"))
+    newer.run_due()
 
     assert sent(db) == []
-    assert newer.aside == ["tick"]
+    assert newer.postponed == ["tick"]
     assert "'tick' is not in the code any more" in caplog.text
-    assert clerk.take() == 1
+    assert scheduler.run_due() == 1
 
 
-def test_a_new_pattern_begins_from_now(clerk: Clerk, db: Db, caplog: pytest.LogCaptureFixture) -> None:
-    clerk.write_down(every_minute())
+def test_a_new_pattern_begins_from_now(
+    scheduler: SteppedScheduler, db: Db, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler.sync(every_minute())
     put_back(db, 10)
 
-    clerk.write_down(every_minute(pattern=CronSchedule("0 0 * * *")))
+    scheduler.sync(every_minute(pattern=CronSchedule("0 0 * * *")))
 
-    assert state(db)["next_run_at"] > clerk.now()
+    assert state(db)["next_run_at"] > scheduler.now()
     assert "its slots begin anew" in caplog.text
-    assert clerk.take() == 0
+    assert scheduler.run_due() == 0
 
 
-def test_another_time_zone_begins_from_now_and_other_arguments_do_not(clerk: Clerk, db: Db) -> None:
-    clerk.write_down(every_minute())
+def test_another_time_zone_begins_from_now_and_other_arguments_do_not(
+    scheduler: SteppedScheduler, db: Db
+) -> None:
+    scheduler.sync(every_minute())
     put_back(db, 10)
     slot = state(db)["next_run_at"]
 
-    clerk.write_down(every_minute(kwargs={"x": 5}, overlap="skip"))
+    scheduler.sync(every_minute(kwargs={"x": 5}, overlap="skip"))
     assert state(db)["next_run_at"] == slot
 
-    clerk.write_down(every_minute(timezone="Asia/Tokyo"))
-    assert state(db)["next_run_at"] > clerk.now()
+    scheduler.sync(every_minute(timezone="Asia/Tokyo"))
+    assert state(db)["next_run_at"] > scheduler.now()
 
 
 def test_what_is_switched_off_does_not_run_and_begins_from_now_when_it_is_on_again(
-    clerk: Clerk, db: Db
+    scheduler: SteppedScheduler, db: Db
 ) -> None:
-    clerk.write_down(every_minute("never", enabled=False))
+    scheduler.sync(every_minute("never", enabled=False))
     assert db.execute("SELECT FROM horsies_schedule_state").fetchall() == []
 
-    clerk.write_down(every_minute())
+    scheduler.sync(every_minute())
     put_back(db, 10)
-    clerk.write_down(every_minute(enabled=False))
+    scheduler.sync(every_minute(enabled=False))
     assert (state(db)["enabled"], state(db)["next_run_at"]) == (False, None)
-    assert clerk.take() == 0
+    assert scheduler.run_due() == 0
 
-    clerk.write_down(every_minute())
-    assert state(db)["next_run_at"] > clerk.now()
+    scheduler.sync(every_minute())
+    assert state(db)["next_run_at"] > scheduler.now()
 
 
-def test_writing_down_the_same_again_changes_nothing(clerk: Clerk, db: Db) -> None:
-    clerk.write_down(every_minute(), every_minute("other"))
+def test_writing_down_the_same_again_changes_nothing(scheduler: SteppedScheduler, db: Db) -> None:
+    scheduler.sync(every_minute(), every_minute("other"))
     before = state(db)
 
-    clerk.write_down(every_minute(), every_minute("other"))
+    scheduler.sync(every_minute(), every_minute("other"))
 
     assert state(db) == before
 
 
-def test_schedulers_that_start_at_once_agree(app: Horsies, database_url: str, clerk: Clerk, db: Db) -> None:
+def test_schedulers_that_start_at_once_agree(
+    app: Horsies, database_url: str, scheduler: SteppedScheduler, db: Db
+) -> None:
     given = [every_minute(f"tick-{n}") for n in range(50)]
     barrier, failures = Barrier(4), list[BaseException]()
 
     def start() -> None:
-        one = Clerk(database_url, app)
+        one = SteppedScheduler(database_url, app)
         try:
             barrier.wait()
-            one.write_down(*given)
+            one.sync(*given)
         except BaseException as error:  # noqa: BLE001  the test itself looks at it
             failures.append(error)
         finally:
@@ -104,20 +110,22 @@ def test_schedulers_that_start_at_once_agree(app: Horsies, database_url: str, cl
     assert len(db.execute("SELECT FROM horsies_schedule_state").fetchall()) == 50
 
 
-def test_schedulers_write_their_schedules_down_one_after_the_other(clerk: Clerk, db: Db) -> None:
+def test_schedulers_write_their_schedules_down_one_after_the_other(
+    scheduler: SteppedScheduler, db: Db
+) -> None:
     with db.transaction():
         db.execute(SQL["lock"])
 
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            clerk.write_down(every_minute())
+            scheduler.sync(every_minute())
 
-    clerk.write_down(every_minute())
+    scheduler.sync(every_minute())
 
 
-def test_a_name_may_be_any_text(clerk: Clerk, db: Db) -> None:
+def test_a_name_may_be_any_text(scheduler: SteppedScheduler, db: Db) -> None:
     names = ["ż" * 255, "'; DROP TABLE horsies_tasks; --", "100 %s {} \n"]
-    clerk.write_down(*(every_minute(name) for name in names))
+    scheduler.sync(*(every_minute(name) for name in names))
     put_back(db, 5)
 
-    assert clerk.take() == 3
+    assert scheduler.run_due() == 3
     assert [state(db, name)["run_count"] for name in names] == [1, 1, 1]

@@ -20,9 +20,9 @@ from horsies import (
     ScheduleErrorCode,
     TaskResult,
 )
-from tests.pg.clerk import Clerk, every_minute
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
+from tests.pg.stepped_scheduler import SteppedScheduler, every_minute
 
 Db = psycopg.Connection[dict[str, Any]]
 FAR = CronSchedule("0 0 1 1 *")
@@ -34,13 +34,13 @@ def _add(add: Add) -> None:
 
 
 @pytest.fixture
-def clerk(database_url: str, app: Horsies) -> Iterator[Clerk]:
-    clerk = Clerk(database_url, app)
-    yield clerk
-    clerk.close()
+def scheduler(database_url: str, app: Horsies) -> Iterator[SteppedScheduler]:
+    scheduler = SteppedScheduler(database_url, app)
+    yield scheduler
+    scheduler.close()
 
 
-def test_a_schedule_made_at_run_time_is_run(app: Horsies, clerk: Clerk, db: Db) -> None:
+def test_a_schedule_made_at_run_time_is_run(app: Horsies, scheduler: SteppedScheduler, db: Db) -> None:
     made = app.schedules.create(
         every_minute(timezone="Asia/Tokyo", overlap="skip", queue_name="default")
     ).unwrap()
@@ -48,10 +48,10 @@ def test_a_schedule_made_at_run_time_is_run(app: Horsies, clerk: Clerk, db: Db) 
     assert (made.name, made.source, made.enabled, made.run_count) == ("tick", "runtime", True, 0)
     assert made.schedule == every_minute(timezone="Asia/Tokyo", overlap="skip", queue_name="default")
     assert made.next_run_at is not None
-    assert timedelta(0) < made.next_run_at - clerk.now() <= timedelta(minutes=1)
+    assert timedelta(0) < made.next_run_at - scheduler.now() <= timedelta(minutes=1)
 
     db.execute("UPDATE horsies_schedule_state SET next_run_at = now() - interval '5 s'")
-    clerk.take()
+    scheduler.run_due()
 
     info = app.schedules.get("tick").unwrap()
     assert info.run_count == 1
@@ -93,27 +93,31 @@ def test_an_update_moves_slots_only_when_the_pattern_is_another(app: Horsies) ->
     assert (off.enabled, off.next_run_at) == (False, None)
 
 
-def test_a_pause_lasts_until_it_is_ended_and_is_not_made_up_for(app: Horsies, clerk: Clerk, db: Db) -> None:
-    clerk.write_down(every_minute(catch_up_missed=True))
+def test_a_pause_lasts_until_it_is_ended_and_is_not_made_up_for(
+    app: Horsies, scheduler: SteppedScheduler, db: Db
+) -> None:
+    scheduler.sync(every_minute(catch_up_missed=True))
     db.execute("UPDATE horsies_schedule_state SET next_run_at = now() - interval '1 hour'")
 
     paused = app.schedules.pause("tick").unwrap()
     again = app.schedules.pause("tick").unwrap()
     assert paused.paused_at == again.paused_at is not None
     assert paused.next_run_at is None
-    clerk.write_down(every_minute(catch_up_missed=True, kwargs={"x": 2}))
-    clerk.write_down(every_minute(catch_up_missed=True, pattern=CronSchedule("* * * * *")))
-    assert clerk.take() == 0
+    scheduler.sync(every_minute(catch_up_missed=True, kwargs={"x": 2}))
+    scheduler.sync(every_minute(catch_up_missed=True, pattern=CronSchedule("* * * * *")))
+    assert scheduler.run_due() == 0
     assert app.schedules.get("tick").unwrap().paused_at == paused.paused_at
 
     resumed = app.schedules.resume("tick").unwrap()
     assert resumed.paused_at is None
     assert resumed.next_run_at is not None
-    assert resumed.next_run_at > clerk.now()
+    assert resumed.next_run_at > scheduler.now()
     assert app.schedules.resume("tick").unwrap() == resumed
 
 
-def test_a_schedule_that_is_deleted_is_gone_and_its_runs_are_not(app: Horsies, clerk: Clerk, db: Db) -> None:
+def test_a_schedule_that_is_deleted_is_gone_and_its_runs_are_not(
+    app: Horsies, scheduler: SteppedScheduler, db: Db
+) -> None:
     app.schedules.create(every_minute()).unwrap()
     handle = app.schedules.run_now("tick").unwrap()
 
@@ -124,7 +128,9 @@ def test_a_schedule_that_is_deleted_is_gone_and_its_runs_are_not(app: Horsies, c
     assert app.schedules.create(every_minute()).unwrap().run_count == 0
 
 
-def test_a_run_out_of_turn_leaves_the_slots_alone(app: Horsies, hands: Hands, clerk: Clerk, db: Db) -> None:
+def test_a_run_out_of_turn_leaves_the_slots_alone(
+    app: Horsies, hands: Hands, scheduler: SteppedScheduler, db: Db
+) -> None:
     before = app.schedules.create(every_minute(overlap="skip")).unwrap()
     app.schedules.pause("tick").unwrap()
     first = app.schedules.run_now("tick").unwrap()
@@ -136,7 +142,7 @@ def test_a_run_out_of_turn_leaves_the_slots_alone(app: Horsies, hands: Hands, cl
     assert after.next_run_at - before.next_run_at <= timedelta(seconds=60)
     assert (after.last_task_id, after.run_count) == (first.task_id, 1)
     db.execute("UPDATE horsies_schedule_state SET next_run_at = now() - interval '5 s'")
-    clerk.take()
+    scheduler.run_due()
     assert app.schedules.get("tick").unwrap().skip_count == 1
 
     hands.complete(hands.run_next())
@@ -144,8 +150,10 @@ def test_a_run_out_of_turn_leaves_the_slots_alone(app: Horsies, hands: Hands, cl
     assert app.schedules.run_now("tick").unwrap().task_id != first.task_id
 
 
-def test_what_the_code_has_is_changed_in_the_code(make_app: Callable[..., Horsies], clerk: Clerk) -> None:
-    clerk.write_down(every_minute())
+def test_what_the_code_has_is_changed_in_the_code(
+    make_app: Callable[..., Horsies], scheduler: SteppedScheduler
+) -> None:
+    scheduler.sync(every_minute())
     app = make_app(schedule=ScheduleConfig(schedules=[every_minute(), every_minute("unseen")]))
     define_add(app)
 
@@ -155,8 +163,8 @@ def test_what_the_code_has_is_changed_in_the_code(make_app: Callable[..., Horsie
     assert app.schedules.pause("tick").is_ok()
 
 
-def test_what_no_code_has_any_more_can_be_deleted(app: Horsies, clerk: Clerk) -> None:
-    clerk.write_down(every_minute())
+def test_what_no_code_has_any_more_can_be_deleted(app: Horsies, scheduler: SteppedScheduler) -> None:
+    scheduler.sync(every_minute())
 
     assert app.schedules.delete("tick").is_ok()
 

@@ -18,10 +18,10 @@ from horsies import (
     WorkflowHandle,
     WorkflowSpec,
 )
-from horsies.scheduler.targets import Starters
+from horsies.schedule.scheduler import Starters
 from horsies.workflow.definition import DEFINITIONS
-from tests.pg.clerk import Clerk
 from tests.pg.conftest import define_add
+from tests.pg.stepped_scheduler import SteppedScheduler
 
 Db = psycopg.Connection[dict[str, Any]]
 KEY = "tests.report"
@@ -67,13 +67,13 @@ def _flows(db: Db) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("report")
 def test_a_slot_starts_a_workflow_with_the_arguments_of_its_schedule(
-    app: Horsies, hire_clerk: Callable[..., Clerk], db: Db
+    app: Horsies, new_scheduler: Callable[..., SteppedScheduler], db: Db
 ) -> None:
-    clerk = hire_clerk(app)
-    clerk.write_down(_schedule())
+    scheduler = new_scheduler(app)
+    scheduler.sync(_schedule())
     _make_due(db)
 
-    assert clerk.take_once() == 1
+    assert scheduler.run_batch() == 1
 
     (flow,) = _flows(db)
     assert (flow["name"], flow["definition_key"], flow["status"]) == ("report", KEY, "RUNNING")
@@ -85,36 +85,36 @@ def test_a_slot_starts_a_workflow_with_the_arguments_of_its_schedule(
 
 @pytest.mark.usefixtures("report")
 def test_a_slot_that_is_set_back_starts_no_second_workflow(
-    app: Horsies, hire_clerk: Callable[..., Clerk], db: Db
+    app: Horsies, new_scheduler: Callable[..., SteppedScheduler], db: Db
 ) -> None:
-    clerk = hire_clerk(app)
-    clerk.write_down(_schedule())
+    scheduler = new_scheduler(app)
+    scheduler.sync(_schedule())
     _make_due(db)
     (slot,) = db.execute("SELECT next_run_at FROM horsies_schedule_state").fetchall()
-    clerk.take_once()
+    scheduler.run_batch()
     db.execute("UPDATE horsies_schedule_state SET next_run_at = %s", (slot["next_run_at"],))
 
-    assert clerk.take_once() == 1
+    assert scheduler.run_batch() == 1
 
     assert len(_flows(db)) == 1
 
 
 @pytest.mark.usefixtures("report")
 def test_a_slot_is_skipped_while_the_workflow_before_it_has_not_ended(
-    app: Horsies, hire_clerk: Callable[..., Clerk], db: Db
+    app: Horsies, new_scheduler: Callable[..., SteppedScheduler], db: Db
 ) -> None:
-    clerk = hire_clerk(app)
-    clerk.write_down(_schedule(overlap="skip"))
+    scheduler = new_scheduler(app)
+    scheduler.sync(_schedule(overlap="skip"))
     for _ in range(2):
         _make_due(db)
-        assert clerk.take_once() == 1
+        assert scheduler.run_batch() == 1
 
     assert len(_flows(db)) == 1
     db.execute("DELETE FROM horsies_tasks_live")
     db.execute("UPDATE horsies_workflow_tasks SET status = 'SKIPPED', completed_at = now()")
     db.execute("UPDATE horsies_workflows SET status = 'CANCELLED', completed_at = now(), open_tasks = 0")
     _make_due(db)
-    assert clerk.take_once() == 1
+    assert scheduler.run_batch() == 1
     assert len(_flows(db)) == 2
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.errors import IntegrityConstraintViolation
 
-from horsies.storage.tasks import Failure, as_json
+from horsies.db.queries.tasks import Failure, as_json
 from tests.pg.conftest import Add
 from tests.pg.hands import ERR, OK, Hands
 
@@ -77,14 +77,7 @@ def test_a_failure_with_a_delay_makes_the_task_pending_again_and_keeps_the_attem
     assert row["sent_at"] == before["sent_at"]
     assert row["enqueued_at"] == row["next_retry_at"]
     assert 50 < (row["enqueued_at"] - datetime.now(UTC)).total_seconds() <= 60
-    for column in (
-        "claimed_by_worker_id",
-        "claimed_at",
-        "claim_expires_at",
-        "started_at",
-        "result",
-        "error_code",
-    ):
+    for column in ("claimed_by_worker_id", "claimed_at", "started_at", "result", "error_code"):
         assert row[column] is None
     (attempt,) = attempts(db)
     assert (attempt["attempt"], attempt["outcome"], attempt["will_retry"]) == (1, "FAILED", True)

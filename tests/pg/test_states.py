@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from horsies.storage.states import Pulse, Snapshot
-from horsies.storage.tasks import Claimed
+from horsies.db.queries.tasks import Claimed
+from horsies.db.queries.workers import Snapshot, TaskHeartbeat
 from tests.pg.conftest import Add
 from tests.pg.hands import Hands
 
@@ -39,9 +39,9 @@ def _snapshot(worker_id: UUID, **changes: Any) -> Snapshot:
     return Snapshot(**{**facts, **changes})
 
 
-def _pulse(task: Claimed, **changes: Any) -> Pulse:
+def _heartbeat(task: Claimed, **changes: Any) -> TaskHeartbeat:
     facts = {"task_id": task.id, "claim_seq": task.claim_seq, "pid": 4242, "memory_mb": 33.5}
-    return Pulse(**{**facts, **changes})
+    return TaskHeartbeat(**{**facts, **changes})
 
 
 def _all(db: Db, table: str) -> list[dict[str, Any]]:
@@ -127,8 +127,8 @@ def test_a_running_task_gets_a_sign_of_life(hands: Hands, add: Add, db: Db) -> N
     add.send(1).unwrap()
     (task,) = hands.run_next()
 
-    hands.pulse(_pulse(task))
-    hands.pulse(_pulse(task, memory_mb=34.5))
+    hands.send_task_heartbeats(_heartbeat(task))
+    hands.send_task_heartbeats(_heartbeat(task, memory_mb=34.5))
 
     rows = _all(db, "horsies_heartbeats")
     assert [row["memory_mb"] for row in rows] == [33.5, 34.5]
@@ -142,7 +142,7 @@ def test_many_tasks_get_theirs_in_one_statement(hands: Hands, add: Add, db: Db) 
     add.send_many([(number,) for number in range(20)]).unwrap()
     running = hands.run_next()
 
-    hands.pulse(*map(_pulse, running))
+    hands.send_task_heartbeats(*map(_heartbeat, running))
 
     rows = _all(db, "horsies_heartbeats")
     assert {str(row["task_id"]) for row in rows} == {task.id for task in running}
@@ -157,7 +157,9 @@ def test_what_does_not_run_gets_none(hire: Callable[[], Hands], add: Add, db: Db
     hands.complete([ended])
     assert hands.run_next()  # runs, and nothing is said of it
 
-    hands.pulse(*map(_pulse, (ended, claimed, foreign)), _pulse(ended, task_id=str(uuid4())))
+    hands.send_task_heartbeats(
+        *map(_heartbeat, (ended, claimed, foreign)), _heartbeat(ended, task_id=str(uuid4()))
+    )
 
     assert _all(db, "horsies_heartbeats") == []
 
@@ -166,7 +168,7 @@ def test_a_run_that_was_given_away_gets_none(hands: Hands, add: Add, db: Db) -> 
     add.send(1).unwrap()
     (task,) = hands.run_next()
 
-    hands.pulse(_pulse(task, claim_seq=task.claim_seq - 1))
+    hands.send_task_heartbeats(_heartbeat(task, claim_seq=task.claim_seq - 1))
 
     assert _all(db, "horsies_heartbeats") == []
 
@@ -197,7 +199,7 @@ def old(hands: Hands, db: Db) -> Callable[[], tuple[int, int]]:
 def test_what_is_older_than_its_time_is_forgotten(
     hands: Hands, db: Db, old: Callable[[], tuple[int, int]]
 ) -> None:
-    assert hands.prune(worker_state_retention_hours=5, heartbeat_retention_hours=2) is False
+    assert hands.delete_worker_records(worker_state_retention_hours=5, heartbeat_retention_hours=2) is False
 
     assert old() == (5, 2)
     oldest = "SELECT now() - min(snapshot_at) < interval '5 hours' AS is_young FROM horsies_worker_states"
@@ -208,10 +210,10 @@ def test_what_is_older_than_its_time_is_forgotten(
 def test_without_a_time_everything_is_kept(
     hands: Hands, old: Callable[[], tuple[int, int]], for_ever: int | None
 ) -> None:
-    hands.prune(worker_state_retention_hours=for_ever, heartbeat_retention_hours=1)
+    hands.delete_worker_records(worker_state_retention_hours=for_ever, heartbeat_retention_hours=1)
     assert old() == (11, 1)
 
-    hands.prune(worker_state_retention_hours=1, heartbeat_retention_hours=for_ever)
+    hands.delete_worker_records(worker_state_retention_hours=1, heartbeat_retention_hours=for_ever)
     assert old() == (1, 1)
 
 
@@ -224,7 +226,9 @@ def test_what_another_is_about_to_forget_is_passed_over(
                 f"SELECT FROM {table} WHERE {moment} < now() - interval '7 hours 30 minutes' FOR UPDATE"
             )
 
-        assert hands.prune(worker_state_retention_hours=1, heartbeat_retention_hours=1) is False
+        assert (
+            hands.delete_worker_records(worker_state_retention_hours=1, heartbeat_retention_hours=1) is False
+        )
 
     assert old() == (1 + 3, 1 + 3)
 
@@ -234,11 +238,11 @@ def test_the_oldest_go_first_so_many_at_a_time(
 ) -> None:
     settings = {"worker_state_retention_hours": 1, "heartbeat_retention_hours": 8}
 
-    more = [hands.prune(**settings, retention_delete_batch_size=4)]
+    more = [hands.delete_worker_records(**settings, retention_delete_batch_size=4)]
     assert old() == (7, 8)
     assert max(row["id"] for row in _all(db, "horsies_worker_states") if row["id"] < 0) == -1
     assert min(row["id"] for row in _all(db, "horsies_worker_states")) == -6
-    more += [hands.prune(**settings, retention_delete_batch_size=4) for _ in range(2)]
+    more += [hands.delete_worker_records(**settings, retention_delete_batch_size=4) for _ in range(2)]
 
     assert old() == (1, 8)
     assert more == [True, True, False]

@@ -16,31 +16,33 @@ from horsies import (
     RetryPolicy,
     TaskResult,
 )
-from horsies.storage.ids import not_before, slot_id
-from tests.pg.clerk import Clerk, Db, every_minute, put_back, sent, state
+from horsies.db.ids import not_before, slot_id
 from tests.pg.conftest import define_add
 from tests.pg.hands import Hands
+from tests.pg.stepped_scheduler import Db, SteppedScheduler, every_minute, put_back, sent, state
 
 
-def test_nothing_runs_before_its_slot(clerk: Clerk, db: Db) -> None:
-    before = clerk.now()
-    clerk.write_down(every_minute())
+def test_nothing_runs_before_its_slot(scheduler: SteppedScheduler, db: Db) -> None:
+    before = scheduler.now()
+    scheduler.sync(every_minute())
 
-    assert clerk.take() == 0
+    assert scheduler.run_due() == 0
     assert sent(db) == []
-    assert before + timedelta(seconds=59) <= state(db)["next_run_at"] <= clerk.now() + timedelta(minutes=1)
-    pause = clerk.pause_until_due()
+    assert (
+        before + timedelta(seconds=59) <= state(db)["next_run_at"] <= scheduler.now() + timedelta(minutes=1)
+    )
+    pause = scheduler.seconds_until_due()
     assert pause is not None
     assert 0 < pause <= 60
-    assert clerk.pause_until_due(aside=["tick"]) is None
+    assert scheduler.seconds_until_due(exclude=["tick"]) is None
 
 
-def test_a_slot_is_run_under_its_own_id_and_date(clerk: Clerk, db: Db) -> None:
-    clerk.write_down(every_minute())
+def test_a_slot_is_run_under_its_own_id_and_date(scheduler: SteppedScheduler, db: Db) -> None:
+    scheduler.sync(every_minute())
     put_back(db, 10)
     slot = state(db)["next_run_at"]
 
-    assert clerk.take() == 1
+    assert scheduler.run_due() == 1
 
     (task,) = sent(db)
     after = state(db)
@@ -48,7 +50,7 @@ def test_a_slot_is_run_under_its_own_id_and_date(clerk: Clerk, db: Db) -> None:
     assert task["enqueued_at"] > slot
     assert (after["last_run_at"], after["last_task_id"], after["run_count"]) == (slot, task["id"], 1)
     assert after["next_run_at"] == slot + timedelta(minutes=1)
-    assert clerk.take() == 0
+    assert scheduler.run_due() == 0
 
 
 def test_an_id_of_a_slot_is_the_same_everywhere_and_tells_its_time() -> None:
@@ -61,16 +63,16 @@ def test_an_id_of_a_slot_is_the_same_everywhere_and_tells_its_time() -> None:
     assert not_before([slot_id("nightly", slot)]) == slot - timedelta(days=1)
 
 
-def test_a_run_is_sent_as_its_task_is(make_app: Callable[..., Horsies], hire_clerk: Any, db: Db) -> None:
+def test_a_run_is_sent_as_its_task_is(make_app: Callable[..., Horsies], new_scheduler: Any, db: Db) -> None:
     app = make_app()
     policy = RetryPolicy.fixed([5, 6], auto_retry_for=["DOWN"])
     options: dict[str, Any] = {"retry_policy": policy, "timeout_ms": 1_234, "priority": 7, "idempotent": True}
     add = define_add(app, unique="args", rate_limit="100/m", **options)
-    clerk = hire_clerk(app)
-    clerk.write_down(every_minute(kwargs={"x": 1, "y": 2}))
+    scheduler = new_scheduler(app)
+    scheduler.sync(every_minute(kwargs={"x": 1, "y": 2}))
     put_back(db, 10)
 
-    clerk.take()
+    scheduler.run_due()
     add.send(2, 2).unwrap()
 
     by_schedule, by_hand = sent(db)
@@ -83,24 +85,26 @@ def test_a_run_is_sent_as_its_task_is(make_app: Callable[..., Horsies], hire_cle
 
 
 def test_a_unique_task_that_lives_stands_for_the_run(
-    make_app: Callable[..., Horsies], hire_clerk: Any, db: Db
+    make_app: Callable[..., Horsies], new_scheduler: Any, db: Db
 ) -> None:
     app = make_app()
     live = define_add(app, unique="args").send(1).unwrap()
-    clerk = hire_clerk(app)
-    clerk.write_down(every_minute())
+    scheduler = new_scheduler(app)
+    scheduler.sync(every_minute())
     put_back(db, 10)
 
-    clerk.take()
+    scheduler.run_due()
 
     assert [str(task["id"]) for task in sent(db)] == [live.task_id]
     assert str(state(db)["last_task_id"]) == live.task_id
 
 
-def test_a_run_can_be_waited_for_by_its_id(app: Horsies, clerk: Clerk, hands: Hands, db: Db) -> None:
-    clerk.write_down(every_minute())
+def test_a_run_can_be_waited_for_by_its_id(
+    app: Horsies, scheduler: SteppedScheduler, hands: Hands, db: Db
+) -> None:
+    scheduler.sync(every_minute())
     put_back(db, 86_400 * 3)
-    clerk.take()
+    scheduler.run_due()
     hands.complete(hands.run_next())
 
     result = app.handle(state(db)["last_task_id"], app.tasks["add"]).get(timeout_ms=0)
@@ -108,8 +112,10 @@ def test_a_run_can_be_waited_for_by_its_id(app: Horsies, clerk: Clerk, hands: Ha
     assert result == TaskResult(ok=5)
 
 
-def test_a_run_and_the_move_to_the_next_slot_come_together_or_not_at_all(clerk: Clerk, db: Db) -> None:
-    clerk.write_down(every_minute())
+def test_a_run_and_the_move_to_the_next_slot_come_together_or_not_at_all(
+    scheduler: SteppedScheduler, db: Db
+) -> None:
+    scheduler.sync(every_minute())
     put_back(db, 10)
     slot = state(db)["next_run_at"]
     db.execute(
@@ -120,36 +126,38 @@ def test_a_run_and_the_move_to_the_next_slot_come_together_or_not_at_all(clerk: 
         "CREATE TRIGGER refuse BEFORE UPDATE ON horsies_schedule_state FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
 
-    assert clerk.take() == 0
+    assert scheduler.run_due() == 0
 
     assert sent(db) == []
-    assert clerk.aside == ["tick"]
+    assert scheduler.postponed == ["tick"]
     db.execute("DROP TRIGGER refuse ON horsies_schedule_state")
-    clerk.look_again("tick")
-    assert clerk.take() == 1
+    scheduler.retry_now("tick")
+    assert scheduler.run_due() == 1
     assert [task["id"] for task in sent(db)] == [slot_id("tick", slot)]
 
 
-def test_a_slot_that_was_run_is_not_run_again_when_clocks_go_back(clerk: Clerk, hands: Hands, db: Db) -> None:
-    clerk.write_down(every_minute("ended"), every_minute("lives", kwargs={"x": 2}))
+def test_a_slot_that_was_run_is_not_run_again_when_clocks_go_back(
+    scheduler: SteppedScheduler, hands: Hands, db: Db
+) -> None:
+    scheduler.sync(every_minute("ended"), every_minute("lives", kwargs={"x": 2}))
     put_back(db, 30)
     slot = state(db, "ended")["next_run_at"]
-    clerk.take()
+    scheduler.run_due()
     hands.complete(hands.run_next(limit=1))
 
     db.execute("UPDATE horsies_schedule_state SET next_run_at = %s", (slot,))
-    assert clerk.take() == 2
+    assert scheduler.run_due() == 2
 
     assert sorted(task["id"] for task in sent(db)) == sorted([slot_id("ended", slot), slot_id("lives", slot)])
     assert state(db, "ended")["next_run_at"] == slot + timedelta(minutes=1)
 
 
-def test_without_catching_up_only_the_latest_slot_is_run(clerk: Clerk, db: Db) -> None:
-    clerk.write_down(every_minute())
+def test_without_catching_up_only_the_latest_slot_is_run(scheduler: SteppedScheduler, db: Db) -> None:
+    scheduler.sync(every_minute())
     put_back(db, 60 * 10_000 + 5)
     first = state(db)["next_run_at"]
 
-    clerk.take()
+    scheduler.run_due()
 
     (task,) = sent(db)
     assert task["sent_at"] == first + timedelta(minutes=10_000)
@@ -157,12 +165,14 @@ def test_without_catching_up_only_the_latest_slot_is_run(clerk: Clerk, db: Db) -
     assert state(db)["run_count"] == 1
 
 
-def test_with_catching_up_every_slot_is_run_in_its_order(clerk: Clerk, hands: Hands, db: Db) -> None:
-    clerk.write_down(every_minute(catch_up_missed=True))
+def test_with_catching_up_every_slot_is_run_in_its_order(
+    scheduler: SteppedScheduler, hands: Hands, db: Db
+) -> None:
+    scheduler.sync(every_minute(catch_up_missed=True))
     put_back(db, 60 * 5 + 5)
     first = state(db)["next_run_at"]
 
-    clerk.take()
+    scheduler.run_due()
 
     slots = [first + timedelta(minutes=n) for n in range(6)]
     assert [task["sent_at"] for task in sent(db)] == slots
@@ -170,34 +180,34 @@ def test_with_catching_up_every_slot_is_run_in_its_order(clerk: Clerk, hands: Ha
     assert state(db)["run_count"] == 6
 
 
-def test_catching_up_goes_by_so_many_at_a_time(clerk: Clerk, db: Db) -> None:
-    clerk.write_down(every_minute(catch_up_missed=True, max_catch_up_runs=4), every_minute("other"))
+def test_catching_up_goes_by_so_many_at_a_time(scheduler: SteppedScheduler, db: Db) -> None:
+    scheduler.sync(every_minute(catch_up_missed=True, max_catch_up_runs=4), every_minute("other"))
     put_back(db, 60 * 9 + 5)
 
-    clerk.take()
-    assert clerk.aside == ["tick"]
+    scheduler.run_due()
+    assert scheduler.postponed == ["tick"]
     assert state(db)["run_count"] == 4
 
-    clerk.look_again()
-    clerk.take()
-    clerk.look_again()
-    clerk.take()
+    scheduler.retry_now()
+    scheduler.run_due()
+    scheduler.retry_now()
+    scheduler.run_due()
 
     assert state(db)["run_count"] == 10
-    assert clerk.aside == []
+    assert scheduler.postponed == []
     assert len({task["sent_at"] for task in sent(db)}) == 10
 
 
-def test_a_slot_is_skipped_while_the_last_run_lives(clerk: Clerk, hands: Hands, db: Db) -> None:
-    clerk.write_down(
-        every_minute(overlap="skip", catch_up_missed=True), every_minute("other", kwargs={"x": 2})
-    )
+def test_a_slot_is_skipped_while_the_last_run_lives(
+    scheduler: SteppedScheduler, hands: Hands, db: Db
+) -> None:
+    scheduler.sync(every_minute(overlap="skip", catch_up_missed=True), every_minute("other", kwargs={"x": 2}))
     put_back(db, 200)
-    clerk.take()
+    scheduler.run_due()
     put_back(db, 70)
     slot = state(db)["next_run_at"]
 
-    clerk.take()
+    scheduler.run_due()
 
     after = state(db)
     assert (after["run_count"], after["skip_count"]) == (1, 1)
@@ -206,24 +216,24 @@ def test_a_slot_is_skipped_while_the_last_run_lives(clerk: Clerk, hands: Hands, 
 
     hands.complete(hands.run_next())
     put_back(db, 10)
-    clerk.take()
+    scheduler.run_due()
 
     assert state(db)["run_count"] == 2
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_of_many_schedulers_one_takes_each_turn(
-    app: Horsies, database_url: str, db: Db, times: int, clerk: Clerk
+    app: Horsies, database_url: str, db: Db, times: int, scheduler: SteppedScheduler
 ) -> None:
     names = [f"tick-{n}" for n in range(200)]
-    clerk.write_down(*(every_minute(name, catch_up_missed=True, max_catch_up_runs=times) for name in names))
+    scheduler.sync(*(every_minute(name, catch_up_missed=True, max_catch_up_runs=times) for name in names))
     put_back(db, 60 * (times - 1) + 5)
-    barrier, clerks = Barrier(4), [Clerk(database_url, app) for _ in range(4)]
+    barrier, clerks = Barrier(4), [SteppedScheduler(database_url, app) for _ in range(4)]
 
-    def work(one: Clerk) -> None:
-        one.know(*names)
+    def work(one: SteppedScheduler) -> None:
+        one.restart_with(*names)
         barrier.wait()
-        one.take()
+        one.run_due()
 
     threads = [Thread(target=work, args=(one,)) for one in clerks]
     for thread in threads:

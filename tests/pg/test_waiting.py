@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
 import psycopg
 
-from horsies import Horsies, PostgresConfig
-from horsies.storage import tasks
-from horsies.storage.database import Database
+from horsies import Horsies, PostgresConfig, TaskHandle
+from horsies.client import Waiters
+from horsies.db.connection import Connection, Database
+from horsies.db.queries import tasks
+from horsies.status import TASK_TERMINAL_STATES
 from tests.pg.conftest import Add, define_add
 from tests.pg.hands import Hands
 from tests.support.proxy import Proxy
@@ -49,23 +51,24 @@ class Waiting:
         return self.result
 
 
-def rows_read(db: Db) -> int:
-    """How many rows of the live table have been read so far."""
-    db.execute("SELECT pg_stat_force_next_flush()")
-    row = db.execute(
-        "SELECT seq_tup_read + idx_tup_fetch AS n FROM pg_stat_user_tables WHERE relname = 'horsies_tasks_live'"
-    ).fetchone()
+async def rows_read(connection: Connection) -> int:
+    """Return how many rows of the live table the open transaction has read."""
+    cursor = await connection.execute(
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'horsies_tasks_live'"
+    )
+    row = await cursor.fetchone()
     assert row is not None
-    return row["n"]
+    return row[0]
 
 
 def test_waiting_for_many_reads_each_once_though_the_plan_is_from_when_there_was_one(
-    add: Add, hands: Hands, db: Db, database_url: str
+    add: Add, database_url: str
 ) -> None:
-    async def watch(database: Database, ids: list[UUID]) -> None:
-        async with database.connection() as connection:
+    async def watch(database: Database, ids: list[UUID]) -> int:
+        async with database.connection() as connection, connection.transaction():
+            before = await rows_read(connection)
             await tasks.watch(connection, ids)
-            await connection.execute("SELECT pg_stat_force_next_flush()")
+            return await rows_read(connection) - before
 
     async def grow() -> int:
         database = Database(PostgresConfig(database_url=database_url), "horsies-producer")
@@ -73,12 +76,11 @@ def test_waiting_for_many_reads_each_once_though_the_plan_is_from_when_there_was
         for _ in range(10):  # so that the plan is kept
             await watch(database, [first])
         handles = add.send_many([(n,) for n in range(1_000)]).unwrap()
-        before = rows_read(db)
-        await watch(database, [UUID(handle.task_id) for handle in handles[:500]])
+        read = await watch(database, [UUID(handle.task_id) for handle in handles[:500]])
         await database.close()
-        return rows_read(db) - before
+        return read
 
-    assert asyncio.run(grow()) < 5 * 500
+    assert 500 <= asyncio.run(grow()) < 5 * 500
 
 
 def test_a_thousand_waiters_share_one_listener_and_are_woken_by_one_settle(
@@ -99,12 +101,45 @@ def test_a_thousand_waiters_share_one_listener_and_are_woken_by_one_settle(
 
 def test_many_waiters_for_one_task_are_all_told(add: Add, hands: Hands, db: Db) -> None:
     handle = add.send(1).unwrap()
-    waiters = [Waiting(add._first([handle.task_id])) for _ in range(8)]  # pyright: ignore[reportPrivateUsage]
+    waiters = [Waiting(TaskHandle(handle.task_id, add.broker, int)) for _ in range(8)]
     eventually(lambda: awaited(db) == 1)
 
     hands.complete(hands.run_next())
 
     assert [waiter.join().unwrap() for waiter in waiters] == [5] * 8
+
+
+def test_a_task_is_not_looked_at_again_once_its_end_was_seen(
+    add: Add, hands: Hands, database_url: str
+) -> None:
+    task_id = UUID(add.send(1).unwrap().task_id)
+    hands.complete(hands.run_next())
+    looks = 0
+
+    async def watch(connection: Connection, ids: Sequence[UUID]) -> list[tasks.TaskState]:
+        nonlocal looks
+        looks += 1
+        seen = await tasks.watch(connection, ids)
+        # The notification of the end arrives while the statement that sees the end is under way.
+        waiters._on_notify("task_done", str(task_id))  # pyright: ignore[reportPrivateUsage]
+        return seen
+
+    async def wait() -> tasks.TaskState | None:
+        nonlocal waiters
+        database = Database(PostgresConfig(database_url=database_url), "horsies-producer")
+        waiters = Waiters(database, "task_done", watch, TASK_TERMINAL_STATES)
+        seen = await waiters.wait(task_id, 30)
+        for _ in range(3):  # turns of the loop in which another look would begin
+            await asyncio.sleep(0)
+        await waiters.close()
+        await database.close()
+        return seen
+
+    waiters: Waiters[tasks.TaskState]
+    seen = asyncio.run(wait())
+
+    assert seen is not None
+    assert (seen.status, looks) == ("COMPLETED", 1)
 
 
 def test_waiting_asks_nothing_while_nothing_happens(
@@ -190,7 +225,7 @@ def test_a_waiter_for_a_locked_task_is_told_in_the_end(
 def test_one_waiter_that_gives_up_leaves_the_others_waiting(add: Add, hands: Hands, db: Db) -> None:
     handle = add.send(1).unwrap()
     patient = Waiting(handle)
-    hasty = Waiting(add._first([handle.task_id]), timeout_ms=20)  # pyright: ignore[reportPrivateUsage]
+    hasty = Waiting(TaskHandle(handle.task_id, add.broker, int), timeout_ms=20)
 
     assert hasty.join().is_err()
     # The other's mark may hold the row at this moment, and a claim passes over what is held.

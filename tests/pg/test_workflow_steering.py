@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -26,10 +27,11 @@ from horsies import (
     map_node,
     signal_node,
 )
-from horsies.storage.database import connect
-from horsies.worker.janitor import sweep
+from horsies.db.connection import connect
+from horsies.worker.retention import sweep
 from horsies.workflow.definition import DEFINITIONS
 from tests.pg.players import Player, play
+from tests.pg.test_notifying import heard, listen
 
 Db = psycopg.Connection[dict[str, Any]]
 
@@ -251,6 +253,32 @@ def test_a_signal_reaches_a_paused_workflow_and_takes_effect_when_it_goes_on(
     assert taken
     assert while_paused == ({"word": "COMPLETED", "after": "READY"}, [])
     play(player, handle)
+
+
+@pytest.mark.parametrize("act", ["resume", "signal", "retry"])
+def test_an_operator_wakes_workers_that_are_not_seen_to_sleep(
+    app: Horsies, task: Any, player: Player, db: Db, act: str
+) -> None:
+    """A worker may be about to sleep when the statement looks; a lost wake-up would cost it a poll."""
+    word = signal_node("word", node_id="word")
+    nodes = [word, task.node(waits_for=[word], node_id="after")(n=1), task.node(node_id="first")(n=2)]
+    handle = app.workflow("said", nodes, definition_key="said").start().unwrap()
+    steer: Callable[[], Any] = handle.resume
+    if act == "resume":
+        handle.pause().unwrap()
+    elif act == "signal":
+        player.complete(player.claim())
+        steer = partial(handle.signal, "word", 1)
+    elif act == "retry":
+        player.fail(player.claim())
+        handle.signal("word", 1).unwrap()
+        player.complete(player.claim())
+        steer = handle.retry_failed
+    listen(db, "task_queue_default")
+
+    steer().unwrap()
+
+    assert ("task_queue_default", "") in heard(db)
 
 
 def test_what_is_asked_of_no_workflow_is_told_so(app: Horsies) -> None:

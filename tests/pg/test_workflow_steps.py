@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -18,11 +19,12 @@ from horsies import (
     map_node,
     sleep_node,
 )
-from horsies.storage.database import TRANSIENT
-from horsies.storage.tasks import Claimed
+from horsies.db.connection import TRANSIENT
+from horsies.db.queries.tasks import Claimed
 from horsies.task import Task
 from tests.pg.players import Player, play
 from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
 
 Db = psycopg.Connection[dict[str, Any]]
 
@@ -118,6 +120,17 @@ def _runs(db: Db, task: Claimed) -> bool:
         (task.id, task.claim_seq),
     ).fetchone()
     return row is not None
+
+
+def test_a_step_is_taken_on_a_connection_on_which_a_transaction_was_rolled_back(
+    player: Player, app: Horsies, make_list: Any, take: Any, item: Any
+) -> None:
+    handle = everything(app, make_list, take, item).start().unwrap()
+    claimed = player.complete(player.claim())
+
+    player.roll_back()
+
+    play(player, handle, claimed)
 
 
 def test_a_step_takes_as_many_messages_for_a_hundred_workflows_as_for_one(
@@ -268,7 +281,7 @@ def test_a_start_that_was_not_answered_can_be_repeated(
 
     spec = app.workflow("once", [alone.node()()], definition_key="k")
     spec.start().unwrap()
-    proxy.lose_reply(of=b"horsies_workflows")
+    proxy.lose_reply(of=b"horsies_start_workflow")
 
     error = spec.start().unwrap_err()
     handle = spec.retry_start(error).unwrap()
@@ -277,3 +290,39 @@ def test_a_start_that_was_not_answered_can_be_repeated(
     assert error.retryable
     count = db.execute("SELECT count(*) AS n FROM horsies_workflows").fetchone()
     assert count == {"n": 2}
+
+
+def test_a_node_starts_after_its_last_dependency_even_if_the_transaction_that_starts_it_began_before(
+    app: Horsies,
+    make_list: Task[..., list[int]],
+    hire_player: Callable[..., Player],
+    database_url: str,
+    db: Db,
+) -> None:
+    """The transaction that ends `slow` begins first, waits for another workflow, and then sees that `quick` has ended too."""
+    before = app.workflow("before", [make_list.node()(n=0)], definition_key="before").start().unwrap()
+    slow, quick = make_list.node(node_id="slow")(n=1), make_list.node(node_id="quick")(n=2)
+    join = make_list.node(node_id="join", waits_for=[slow, quick])(n=3)
+    late = app.workflow("late", [slow, quick, join], definition_key="late").start().unwrap()
+    one, other = hire_player(), hire_player()
+    other.worker_id = one.worker_id
+    blocked, first, second = sorted(one.claim(), key=lambda task: task.node or ("", 0))
+    with ThreadPoolExecutor(1) as thread, psycopg.connect(database_url) as holder:
+        holder.execute("SELECT FROM horsies_workflows WHERE id = %s FOR UPDATE", [before.workflow_id])
+        ended = thread.submit(one.complete, [blocked, first], 0)
+        eventually(lambda: waiting(db), what="the transaction that ends `slow` waiting for the lock")
+        other.complete([second], 0)
+        holder.rollback()
+        ended.result(20)
+    query = (
+        "SELECT node_id, status, started_at, completed_at FROM horsies_workflow_tasks WHERE workflow_id = %s"
+    )
+    nodes = {row["node_id"]: row for row in db.execute(query, [late.workflow_id])}
+    assert nodes["join"]["status"] == "ENQUEUED"
+    assert nodes["join"]["started_at"] > nodes["quick"]["completed_at"]
+
+
+def waiting(db: Db) -> bool:
+    """Return True if a session of this database waits for a lock."""
+    query = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    return db.execute(query).fetchone() is not None

@@ -45,7 +45,9 @@ class Proxy:
         self._open.set()
         self.deaf = ""  # connections of applications of this name hear and say nothing
         self.refusing = False
+        self._closing = False
         self.delay = 0.0  # seconds that everything takes, each way
+        self.accepted = 0
         self.lost = 0
         self.statements = 0
 
@@ -110,13 +112,17 @@ class Proxy:
 
     async def _close(self) -> None:
         self._listener.close()
+        self._closing = True
         self._open.set()
         self.deaf = ""
         await self._cut()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+        while others := asyncio.all_tasks() - {
+            asyncio.current_task()
+        }:  # a connection may just have been accepted
+            await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         await self.passage()
         if self.refusing:
             _reset(writer)
@@ -127,6 +133,9 @@ class Proxy:
             _reset(writer)
             return
         link = _Link(self, (reader, writer), upstream)
+        if self._closing:  # the links that existed were cut while this one was being opened
+            link.reset()
+            return
         self._links.add(link)
         try:
             await link.run()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import psycopg
 
-from horsies.storage.doctor import INVARIANTS, Finding, Terms, findings, question
+from horsies.db.queries.doctor import INVARIANTS, Finding, Thresholds, findings, query
 
 
 def ailments(url: str) -> list[Finding]:
     """The invariants that a database violates."""
     with psycopg.connect(url, autocommit=True, options="-c statement_timeout=10s") as connection:
-        rows = connection.execute(question(INVARIANTS), Terms()._asdict()).fetchall()
+        rows = connection.execute(query(INVARIANTS), Thresholds()._asdict()).fetchall()
     return findings(INVARIANTS, rows)

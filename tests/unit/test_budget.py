@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horsies import CustomQueueConfig
-from horsies.storage.tasks import Ask, Cap, Claimed, Room
+from horsies.db.queries.tasks import Claimed, ClaimRequest, ConcurrencyCap, PoolRoom
 from horsies.worker.claim import NO_LIMIT, START, Caps, Claimer, Owner, budget
 
 few = st.integers(0, 20)
@@ -90,17 +90,17 @@ def test_without_limits_there_is_nothing_to_account_for() -> None:
     caps = Caps(None, [queue("a"), queue("b", most=0)])
 
     assert not caps
-    assert caps.ask([held("a")]) == []
-    assert not caps.are_off([held("a")])
+    assert caps.request([held("a")]) == []
+    assert not caps.are_outdated([held("a")])
 
 
 def test_every_limit_is_asked_for_with_what_is_held_of_it() -> None:
     caps = Caps(9, [queue("a", most=3), queue("b"), queue("c", most=2)])
 
-    asked = caps.ask([held("a"), held("a", is_async=True), held("b")])
+    asked = caps.request([held("a"), held("a", is_async=True), held("b")])
 
     assert caps
-    assert asked == [Cap("a", 3, 2, 0), Cap("c", 2, 0, 0), Cap("", 9, 3, 0)]
+    assert asked == [ConcurrencyCap("a", 3, 2, 0), ConcurrencyCap("c", 2, 0, 0), ConcurrencyCap("", 9, 3, 0)]
 
 
 def test_what_was_written_is_what_was_held_and_what_was_started() -> None:
@@ -108,24 +108,24 @@ def test_what_was_written_is_what_was_held_and_what_was_started() -> None:
     before = [held("a")]
     started = [held("a"), held("b")]
 
-    caps.claimed(caps.ask(before), started)
+    caps.claimed(caps.request(before), started)
 
-    assert caps.ask([*before, *started]) == [Cap("a", 3, 2, 2), Cap("", 9, 3, 3)]
-    assert not caps.are_off([*before, *started])
-    assert caps.are_off(started)
-    assert caps.are_off([*before, *started, held("b")])
+    assert caps.request([*before, *started]) == [ConcurrencyCap("a", 3, 2, 2), ConcurrencyCap("", 9, 3, 3)]
+    assert not caps.are_outdated([*before, *started])
+    assert caps.are_outdated(started)
+    assert caps.are_outdated([*before, *started, held("b")])
 
 
 def test_after_forgetting_everything_is_said_anew_even_that_nothing_is_held() -> None:
     caps = Caps(9, [queue("a", most=3)])
-    caps.claimed(caps.ask([]), [held("a")])
+    caps.claimed(caps.request([]), [held("a")])
 
     caps.forget()
 
-    assert caps.are_off([])
-    assert [cap.recorded for cap in caps.ask([])] == [-1, -1]
-    caps.claimed(caps.ask([]), [])
-    assert not caps.are_off([])
+    assert caps.are_outdated([])
+    assert [cap.recorded for cap in caps.request([])] == [-1, -1]
+    caps.claimed(caps.request([]), [])
+    assert not caps.are_outdated([])
 
 
 @given(
@@ -140,40 +140,40 @@ def test_the_account_is_right_after_every_claim(
     mine: list[Claimed] = []
     for name in names:
         task = held(name)
-        caps.claimed(caps.ask(mine), [task])
+        caps.claimed(caps.request(mine), [task])
         mine.append(task)
 
-        assert not caps.are_off(mine)
+        assert not caps.are_outdated(mine)
         limited = cap is not None or bool(most.get(name))
-        assert caps.are_off(mine[:-1]) == limited
-    for entry in caps.ask(mine):
-        assert entry.mine == entry.recorded == sum(entry.queue_name in ("", name) for name in names)
+        assert caps.are_outdated(mine[:-1]) == limited
+    for entry in caps.request(mine):
+        assert entry.in_use == entry.recorded == sum(entry.queue_name in ("", name) for name in names)
 
 
 # --- whom to ask, in which order
 
 
-def ask(claimer: Claimer, *rooms: int, ceiling: int = NO_LIMIT, now: float = 0.0) -> Ask:
-    pools = [Room(number, room, room, list(range(room))) for number, room in enumerate(rooms)]
-    return claimer.ask(OWNER, pools, ceiling, [], now)
+def request(claimer: Claimer, *rooms: int, ceiling: int = NO_LIMIT, now: float = 0.0) -> ClaimRequest:
+    pools = [PoolRoom(number, room, room, list(range(room))) for number, room in enumerate(rooms)]
+    return claimer.request(OWNER, pools, ceiling, [], now)
 
 
-def asked_queues(found: Ask) -> list[str]:
+def asked_queues(found: ClaimRequest) -> list[str]:
     """The queues, each when it is first asked."""
-    return list(dict.fromkeys(line.queue_name for line in found.lines))
+    return list(dict.fromkeys(lane.queue_name for lane in found.lanes))
 
 
 def test_queues_are_asked_by_priority() -> None:
     claimer = Claimer([queue("c", 100), queue("a", 1), queue("b", 50)], ONE_POOL, 0)
 
     for _ in range(5):
-        assert asked_queues(ask(claimer, 4)) == ["a", "b", "c"]
+        assert asked_queues(request(claimer, 4)) == ["a", "b", "c"]
 
 
 def test_queues_of_equal_priority_take_turns_at_being_first() -> None:
     claimer = Claimer([queue("a", 7), queue("last", 9), queue("b", 7), queue("c", 7)], {False: 0}, 0)
 
-    orders = [asked_queues(ask(claimer, 4)) for _ in range(6)]
+    orders = [asked_queues(request(claimer, 4)) for _ in range(6)]
 
     assert {order[-1] for order in orders} == {"last"}
     assert [order[0] for order in orders[:3]] == [order[0] for order in orders[3:]]
@@ -187,44 +187,44 @@ def test_every_line_is_asked_in_every_pass_the_urgent_ones_first(priorities: lis
     claimer = Claimer([queue(name, priority_of[name]) for name in names], TWO_POOLS, 0)
     claimer.limit_rates(["slow"])
     for _ in range(passes):
-        lines = ask(claimer, 3, 3).lines
+        lanes = request(claimer, 3, 3).lanes
 
-        asked = [(line.queue_name, line.is_async, line.rate_key) for line in lines]
+        asked = [(lane.queue_name, lane.is_async, lane.rate_key) for lane in lanes]
         assert sorted(asked) == sorted(
             (name, kind, rate) for name in names for kind in (False, True) for rate in ("", "slow")
         )
-        urgency = [priority_of[line.queue_name] for line in lines]
+        urgency = [priority_of[lane.queue_name] for lane in lanes]
         assert urgency == sorted(urgency)
 
 
 def test_a_paused_queue_is_not_asked_and_one_without_a_limit_is() -> None:
     claimer = Claimer([queue("paused", most=0), queue("open"), queue("limited", most=1)], ONE_POOL, 0)
 
-    assert sorted(asked_queues(ask(claimer, 4))) == ["limited", "open"]
+    assert sorted(asked_queues(request(claimer, 4))) == ["limited", "open"]
 
 
 def test_a_pool_without_room_is_not_asked_for_and_neither_is_anything_at_a_ceiling_of_none() -> None:
     claimer = Claimer([queue("a")], TWO_POOLS, 0)
     claimer.limit_rates(["slow"])
 
-    assert {line.is_async for line in ask(claimer, 0, 5).lines} == {True}
-    assert {line.quota for line in ask(claimer, 0, 5).lines} == {5}
-    nothing = ask(claimer, 3, 3, ceiling=0)
-    assert (nothing.lines, nothing.rates) == ([], [])
-    assert ask(claimer, 3, 3).rates == ["slow"]
+    assert {lane.is_async for lane in request(claimer, 0, 5).lanes} == {True}
+    assert {lane.quota for lane in request(claimer, 0, 5).lanes} == {5}
+    nothing = request(claimer, 3, 3, ceiling=0)
+    assert (nothing.lanes, nothing.rates) == ([], [])
+    assert request(claimer, 3, 3).rates == ["slow"]
 
 
 @pytest.mark.parametrize(("batch", "quota"), [(0, 9), (4, 4), (20, 9)])
 def test_no_line_is_asked_for_more_than_a_batch(batch: int, quota: int) -> None:
-    asked = ask(Claimer([queue("a"), queue("b")], {False: 0}, batch), 9)
+    asked = request(Claimer([queue("a"), queue("b")], {False: 0}, batch), 9)
 
-    assert [line.quota for line in asked.lines] == [quota, quota]
+    assert [lane.quota for lane in asked.lanes] == [quota, quota]
     assert asked.batch == (batch or NO_LIMIT)
 
 
-def keys_of(found: Ask) -> dict[tuple[str, str], tuple[int, str, str]]:
+def keys_of(found: ClaimRequest) -> dict[tuple[str, str], tuple[int, str, str]]:
     return {
-        (line.queue_name, line.rate_key): (line.priority, line.enqueued_at, line.id) for line in found.lines
+        (lane.queue_name, lane.rate_key): (lane.priority, lane.enqueued_at, lane.id) for lane in found.lanes
     }
 
 
@@ -235,12 +235,12 @@ def key(task: Claimed) -> tuple[int, str, str]:
 def test_a_line_is_read_on_from_the_last_task_claimed_until_it_is_time_to_begin_anew() -> None:
     claimer = Claimer([queue("a"), queue("b")], {False: 0}, 0)
     tasks: Sequence[Claimed] = [held("a"), held("a")]
-    assert keys_of(ask(claimer, 4, now=100.0)) == {("a", ""): START, ("b", ""): START}
+    assert keys_of(request(claimer, 4, now=100.0)) == {("a", ""): START, ("b", ""): START}
     claimer.claimed(tasks, seconds=0.001, now=100.0)
 
-    assert keys_of(ask(claimer, 4, now=100.01)) == {("a", ""): key(tasks[-1]), ("b", ""): START}
+    assert keys_of(request(claimer, 4, now=100.01)) == {("a", ""): key(tasks[-1]), ("b", ""): START}
     assert claimer.rewind()
-    assert keys_of(ask(claimer, 4, now=100.02)) == {("a", ""): START, ("b", ""): START}
+    assert keys_of(request(claimer, 4, now=100.02)) == {("a", ""): START, ("b", ""): START}
     assert not claimer.rewind()
 
 
@@ -248,11 +248,11 @@ def test_a_rate_limited_line_is_always_read_from_its_beginning() -> None:
     claimer = Claimer([queue("a")], {False: 0}, 0)
     claimer.limit_rates(["slow"])
     plain, limited = held("a"), held("a", task_name="slow")
-    ask(claimer, 4, now=100.0)
+    request(claimer, 4, now=100.0)
 
     claimer.claimed([plain, limited], seconds=0.001, now=100.0)
 
-    assert keys_of(ask(claimer, 4, now=100.01)) == {("a", ""): key(plain), ("a", "slow"): START}
+    assert keys_of(request(claimer, 4, now=100.01)) == {("a", ""): key(plain), ("a", "slow"): START}
 
 
 def test_only_a_claim_that_spent_a_rate_makes_the_next_due_time_unknown() -> None:
@@ -261,3 +261,13 @@ def test_only_a_claim_that_spent_a_rate_makes_the_next_due_time_unknown() -> Non
 
     assert claimer.claimed([held("a"), held("a", task_name="slow")], seconds=0.001, now=100.0)
     assert not claimer.claimed([held("a")], seconds=0.001, now=100.0)
+
+
+def test_what_became_uncertain_during_a_claim_is_said_anew_after_it() -> None:
+    caps = Caps(9, [])
+    asked = caps.request([])
+    caps.forget()
+
+    caps.claimed(asked, [])
+
+    assert caps.are_outdated([])

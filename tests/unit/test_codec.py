@@ -33,7 +33,7 @@ from horsies.codec import (
     encode_result,
 )
 from horsies.errors import ErrorCode, TaskDefinitionError
-from horsies.results import (
+from horsies.result import (
     ContractCode,
     OperationalErrorCode,
     OutcomeCode,
@@ -427,7 +427,8 @@ REFUSED_VALUES: list[tuple[Any, Any, str]] = [
     (Line, BigLine("a"), "is BigLine and would come back as Line"),
     (UUID, "nonsense", "invalid UUID"),
     (Color, "green", "argument 'x' of task 'demo'"),
-    (Settings, {"retries": 1, "colour": "red"}, "argument 'x' of task 'demo' is dict"),
+    (Settings, {"retries": 1, "colour": "red"}, "argument 'x' of task 'demo' has the extra key 'colour'; pass Settings"),
+    (list[Settings], [{"retries": 1}, {"colour": "red"}], "argument 'x[1]' of task 'demo' has the extra key 'colour'"),
     (pydantic.PositiveInt, -1, "greater than 0"),
     (Dog, {"kind": "cat"}, "kind: Input should be 'dog'"),
     (list[Cat | Dog], [3], "argument 'x' of task 'demo'"),
@@ -599,7 +600,8 @@ def test_type_statements_are_understood() -> None:
 
 
 def no_return(a: int): ...  # type: ignore[no-untyped-def]
-def plain_return(a: int) -> int: ...
+def maybe_result(a: int) -> TaskResult[int, TaskError] | None: ...
+def gives_complex_plainly() -> complex: ...
 def bare_return(a: int) -> TaskResult: ...  # type: ignore[type-arg]
 def wrong_error(a: int) -> TaskResult[int, str]: ...
 def own_error(a: int) -> TaskResult[int, SubWorkflowError]: ...
@@ -614,7 +616,12 @@ def unresolvable(a: NoSuchType) -> TaskResult[int, TaskError]: ...  # type: igno
     ("fn", "code", "words"),
     [
         (no_return, ErrorCode.TASK_NO_RETURN_TYPE, "task 'demo' does not say what it returns"),
-        (plain_return, ErrorCode.TASK_INVALID_RETURN_TYPE, "returns int, not TaskResult"),
+        (maybe_result, ErrorCode.TASK_INVALID_RETURN_TYPE, "not TaskResult"),
+        (
+            gives_complex_plainly,
+            ErrorCode.TASK_STRICT_SIGNATURE_VIOLATION,
+            "the return value of task 'demo'.*complex",
+        ),
         (bare_return, ErrorCode.TASK_INVALID_RETURN_TYPE, "returns TaskResult, not"),
         (wrong_error, ErrorCode.TASK_INVALID_RETURN_TYPE, r"TaskResult\[int, str\]"),
         (star, ErrorCode.TASK_STRICT_SIGNATURE_VIOLATION, r"takes \*rest"),
@@ -685,7 +692,7 @@ def test_pydantic_is_not_imported_for_tasks_that_do_not_use_it() -> None:
     program = """
 import sys, uuid
 from horsies.codec import *
-from horsies.results import TaskError, TaskResult
+from horsies.result import TaskError, TaskResult
 def task(a: uuid.UUID, b: dict[str, list[int]]) -> TaskResult[set[int], TaskError]: ...
 s = Signature.of(task, task_name="t")
 s.decode(None, s.encode((uuid.uuid4(), {"a": [1]}), {}))
@@ -780,6 +787,13 @@ def test_a_return_value_of_another_type_is_a_return_type_mismatch(
     assert error.error_code is ContractCode.RETURN_TYPE_MISMATCH
     assert error.message is not None
     assert words.replace("\\", "") in error.message
+
+
+def test_an_extra_key_of_a_result_is_named() -> None:
+    error = stored(TaskResult(ok={"retries": 1, "colour": "red"}), Settings).err_value
+
+    assert error.error_code is ContractCode.RETURN_TYPE_MISMATCH
+    assert error.message == "the task's return value has the extra key 'colour'; the task promises Settings"
 
 
 def test_anything_but_a_task_result_is_a_return_type_mismatch() -> None:

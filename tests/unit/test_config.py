@@ -1,20 +1,24 @@
 """A configuration that exists is valid, and keeps its password to itself."""
 
+import ast
 import dataclasses
 import logging
-import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import horsies.config
 import horsies.core.models.queues
 import horsies.core.models.recovery
+from horsies.app import Horsies
 from horsies.config import (
     AppConfig,
     CustomQueueConfig,
     PayloadPolicy,
     PostgresConfig,
+    Queue,
     QueueMode,
     RecoveryConfig,
     RetentionConfig,
@@ -22,8 +26,10 @@ from horsies.config import (
     WorkerResilienceConfig,
     database_url_from,
 )
-from horsies.errors import ConfigurationError, ErrorCode, MultipleValidationErrors
-from horsies.results import OperationalErrorCode
+from horsies.cpus import usable_cpus
+from horsies.errors import ConfigurationError, ErrorCode, MultipleValidationErrors, TaskDefinitionError
+from horsies.result import OperationalErrorCode, TaskError, TaskResult
+from horsies.schedule.model import ScheduleConfig
 
 URL = "postgresql://ann:s3cret@db:5432/app?password=hidd3n"
 MAIL, BULK = CustomQueueConfig(name="mail"), CustomQueueConfig(name="bulk")
@@ -49,12 +55,12 @@ def codes_of(kind: Any, **settings: Any) -> list[ErrorCode | None]:
 SLOW = {
     "claimed_stale_threshold_ms": HOUR,
     "running_stale_threshold_ms": 2 * HOUR,
-    "finalizing_stale_threshold_ms": 2 * HOUR,
 }
 FAST = {"claimer_heartbeat_interval_ms": SECOND, "runner_heartbeat_interval_ms": SECOND}
 POSTGRES = {"database_url": URL}
 CODE = {
     CustomQueueConfig: "HRS-200",
+    Queue: "HRS-200",
     PostgresConfig: "HRS-213",
     RecoveryConfig: "HRS-204",
     WorkerResilienceConfig: "HRS-208",
@@ -67,14 +73,12 @@ CODE = {
 BOUNDS: list[tuple[Any, str, int, int | None, dict[str, Any], str | None]] = [
     (CustomQueueConfig, "priority", 1, 100, {"name": "q"}, None),
     (CustomQueueConfig, "max_concurrency", 0, None, {"name": "q"}, None),
+    (Queue, "priority", 1, 100, {"name": "q"}, None),
+    (Queue, "max_concurrency", 0, None, {"name": "q"}, None),
     (PostgresConfig, "pool_size", 1, None, POSTGRES, None),
     (PostgresConfig, "max_overflow", 0, None, POSTGRES, None),
     (PostgresConfig, "pool_timeout", 1, None, POSTGRES, None),
     (PostgresConfig, "pool_recycle", -1, None, POSTGRES, None),
-    (PostgresConfig, "worker_pool_size", 1, None, POSTGRES, None),
-    (PostgresConfig, "worker_max_overflow", 0, None, POSTGRES, None),
-    (PostgresConfig, "worker_child_pool_min_size", 0, None, POSTGRES, None),
-    (PostgresConfig, "worker_child_pool_max_size", 1, None, POSTGRES, None),
     (PostgresConfig, "tcp_keepalives_idle", 1, None, POSTGRES, "HRS-215"),
     (PostgresConfig, "tcp_keepalives_interval", 1, None, POSTGRES, "HRS-215"),
     (PostgresConfig, "tcp_keepalives_count", 1, None, POSTGRES, "HRS-215"),
@@ -84,8 +88,6 @@ BOUNDS: list[tuple[Any, str, int, int | None, dict[str, Any], str | None]] = [
     (RecoveryConfig, "claimer_heartbeat_interval_ms", SECOND, 2 * MINUTE, SLOW, None),
     (RecoveryConfig, "crashed_worker_recovery_grace_ms", 0, HOUR, {}, None),
     (RecoveryConfig, "worker_state_snapshot_interval_ms", SECOND, 5 * MINUTE, {}, None),
-    (RecoveryConfig, "orphan_task_audit_interval_ms", SECOND, HOUR, {}, None),
-    (RecoveryConfig, "phase2_quarantine_after_attempts", 1, None, {}, None),
     (WorkerResilienceConfig, "db_retry_initial_ms", 100, 60_000, {"db_retry_max_ms": 300_000}, None),
     (WorkerResilienceConfig, "db_retry_max_ms", 500, 300_000, {"db_retry_initial_ms": 100}, None),
     (WorkerResilienceConfig, "db_retry_max_attempts", 0, 10_000, {}, None),
@@ -141,7 +143,6 @@ def test_a_setting_is_accepted_at_its_bounds_and_refused_one_step_outside(
     [
         ("claimed_stale_threshold_ms", HOUR),
         ("running_stale_threshold_ms", 2 * HOUR),
-        ("finalizing_stale_threshold_ms", 2 * HOUR),
     ],
 )
 def test_a_stale_threshold_ranges_from_two_heartbeats_to_its_ceiling(field: str, high: int):
@@ -172,6 +173,49 @@ def test_none_is_refused_where_it_means_nothing(
         assert refusal(kind, **others, **{field: None}).code == (code or CODE[kind])
 
 
+# --- durations
+
+_UNIT = {"ms": timedelta(milliseconds=1), "hours": timedelta(hours=1)}
+# Numbers that are no durations, and durations whose names have no unit.
+_COUNTS = {
+    "priority", "max_concurrency", "pool_size", "max_overflow", "tcp_keepalives_count", "db_retry_max_attempts",
+    "retention_delete_batch_size", "warn_bytes", "reject_bytes", "cluster_wide_cap", "prefetch_buffer", "processes",
+    "concurrency", "threads", "async_processes", "async_concurrency", "max_claim_batch", "max_claim_per_worker",
+    "coalesce_notifies", "max_tasks_per_child", "max_memory_per_child_mb", "health_port",
+}  # fmt: skip
+_DURATIONS: list[tuple[Any, str, int, dict[str, Any]]] = [
+    *((kind, field, low, others) for kind, field, low, _, others, _ in BOUNDS if field not in _COUNTS),
+    (RetentionConfig, "result_retention_hours", 1, {}),
+    (RecoveryConfig, "claimed_stale_threshold_ms", 2 * SECOND, FAST),
+    (RecoveryConfig, "running_stale_threshold_ms", 2 * SECOND, FAST),
+    (ScheduleConfig, "check_interval_seconds", 1, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "low", "others"),
+    _DURATIONS,
+    ids=[f"{each[0].__name__}.{each[1]}" for each in _DURATIONS],
+)
+def test_every_duration_may_be_a_timedelta_and_is_read_as_a_number(
+    kind: Any, field: str, low: int, others: dict[str, Any]
+):
+    unit = _UNIT.get(field.rpartition("_")[2], timedelta(seconds=1))
+
+    assert getattr(kind(**others, **{field: low * unit}), field) == low
+    assert field in refusal(kind, **others, **{field: (low - 1) * unit}).message
+    error = refusal(kind, **others, **{field: low * unit + timedelta(microseconds=1)})
+    assert field in error.message
+    assert "timedelta" in (error.help_text or "")
+
+
+def test_a_number_that_is_no_duration_refuses_a_timedelta():
+    error = refusal(WorkerConfig, threads=timedelta(seconds=1))
+
+    assert "timedelta" in error.message
+    assert "timedelta" not in (error.help_text or "")
+
+
 # --- defaults
 
 
@@ -191,6 +235,7 @@ def test_defaults_are_the_documented_ones():
     assert (app.log_format, app.events, app.cancel_grace_ms) == ("text", "table", 10_000)
     assert app.default_unhandled_error_code is OperationalErrorCode.UNHANDLED_EXCEPTION
     assert app.broker is None
+    assert app.unknown_task_grace_seconds == 60
 
 
 def test_a_configuration_does_not_change():
@@ -208,7 +253,7 @@ def test_what_the_caller_keeps_in_hand_cannot_change_a_configuration():
     for collection in (queues, mapper, priorities, retention):
         collection.clear()
 
-    assert app.queues == (MAIL,)
+    assert app.all_queues == (MAIL,)
     assert app.exception_mapper == {KeyError: "MISSING"}
     assert worker.queue_priorities == {"mail": 1}
     assert kept.queue_retention == {"mail": timedelta(days=1)}
@@ -347,13 +392,13 @@ def test_a_queue_name_has_its_limits(name: Any):
 
 
 def test_default_mode_has_one_queue_without_a_cap():
-    (queue,) = AppConfig().queues
+    (queue,) = AppConfig().all_queues
 
     assert (queue.name, queue.priority, queue.max_concurrency) == ("default", 100, None)
 
 
 def test_custom_mode_has_the_queues_as_listed():
-    assert AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=[MAIL, BULK]).queues == (MAIL, BULK)
+    assert AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=[MAIL, BULK]).all_queues == (MAIL, BULK)
 
 
 @pytest.mark.parametrize(
@@ -369,6 +414,95 @@ def test_custom_mode_has_the_queues_as_listed():
 )
 def test_mode_and_queues_must_agree(settings: dict[str, Any]):
     assert refusal(AppConfig, **settings).code == ErrorCode.CONFIG_INVALID_QUEUE_MODE
+
+
+@pytest.mark.parametrize(
+    ("queues", "named"),
+    [
+        (["b"], "custom_queues has 'b'"),
+        ([MAIL, None], "custom_queues has None"),
+        ("b", "custom_queues is 'b'"),
+    ],
+)
+def test_custom_queues_of_another_type_are_refused(queues: Any, named: str):
+    error = refusal(AppConfig, queue_mode=QueueMode.CUSTOM, custom_queues=queues)
+
+    assert error.code == ErrorCode.CONFIG_INVALID_QUEUE_MODE
+    assert named in error.message
+    assert "CustomQueueConfig(name=" in (error.help_text or "")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "remedy"),
+    [
+        ("database", "Horsies(AppConfig.for_database_url("),
+        ("queues", "Horsies(AppConfig(queues=…))"),
+        ("colour", "Horsies(AppConfig(…)); they are: queues,"),
+    ],
+)
+def test_an_app_refuses_an_unknown_argument_and_says_where_settings_go(keyword: str, remedy: str):
+    error = refusal(Horsies, **{keyword: "s3cret"})
+
+    assert f"Horsies takes no argument {keyword!r}" in error.message
+    assert remedy in (error.help_text or "")
+    assert "s3cret" not in str(error)
+
+
+def test_queues_are_added_to_the_default_one():
+    config = AppConfig(queues=["mail", Queue("bulk", priority=80, max_concurrency=20)])
+
+    assert [(queue.name, queue.priority, queue.max_concurrency) for queue in config.all_queues] == [
+        ("default", 50, None),
+        ("mail", 50, None),
+        ("bulk", 80, 20),
+    ]
+
+
+def test_the_default_queue_may_be_configured_like_any_other():
+    config = AppConfig(queues=["mail", Queue("default", priority=9)])
+
+    assert [(queue.name, queue.priority) for queue in config.all_queues] == [("default", 9), ("mail", 50)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"queues": ["mail", "mail"]}, "'mail' 2 times"),
+        ({"queues": ["mail", Queue("mail")]}, "'mail' 2 times"),
+        ({"queues": ["default", "default"]}, "'default' 2 times"),
+        ({"queues": [""]}, "has ''"),
+        ({"queues": ["a\0b"]}, "has 'a"),
+        ({"queues": "mail"}, "queues is 'mail'"),
+        ({"queues": [7]}, "queues has 7"),
+        ({"queues": [MAIL]}, "CustomQueueConfig(name='mail'"),
+        ({"queues": ["a"], "queue_mode": QueueMode.CUSTOM}, "together"),
+        ({"queues": ["a"], "custom_queues": [MAIL]}, "together"),
+        ({"queues": ["a"], "queue_mode": QueueMode.CUSTOM, "custom_queues": [MAIL]}, "together"),
+    ],
+)
+def test_a_wrong_list_of_queues_gets_one_error_with_its_value(settings: dict[str, Any], problem: str):
+    error = refusal(AppConfig, **settings)
+
+    assert error.code == ErrorCode.CONFIG_INVALID_QUEUE_MODE
+    assert problem in error.message
+    assert error.help_text
+
+
+def test_a_task_without_a_queue_goes_to_the_default_one_and_others_name_theirs():
+    app = Horsies(AppConfig(queues=["mail"]))
+
+    @app.task("plain")
+    def plain() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    @app.task("mailed", queue_name="mail")
+    def mailed() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    assert (plain.definition.queue.name, mailed.definition.queue.name) == ("default", "mail")
+    with pytest.raises(TaskDefinitionError, match="queues=") as caught:
+        app.task("lost", queue_name="nowhere")(plain.definition.fn)
+    assert "default, mail" in (caught.value.help_text or "")
 
 
 def test_the_documented_paths_lead_to_the_same_names():
@@ -398,6 +532,15 @@ def test_a_lease_without_prefetch_is_fine():
     assert AppConfig(cluster_wide_cap=50, prefetch_buffer=0, claim_lease_ms=5_000).cluster_wide_cap == 50
 
 
+@pytest.mark.parametrize("others", [{}, {"cluster_wide_cap": 5}])
+def test_a_prefetch_out_of_range_is_one_error(others: dict[str, int]):
+    error = refusal(
+        AppConfig, prefetch_buffer=-1, **others
+    )  # more than one would be MultipleValidationErrors
+
+    assert "prefetch_buffer" in str(error)
+
+
 def test_a_cluster_cap_excludes_prefetch():
     error = refusal(AppConfig, cluster_wide_cap=5, prefetch_buffer=1, claim_lease_ms=5_000)
 
@@ -406,6 +549,11 @@ def test_a_cluster_cap_excludes_prefetch():
 
 def test_prefetch_needs_a_lease():
     assert refusal(AppConfig, prefetch_buffer=1).code == ErrorCode.CONFIG_INVALID_PREFETCH
+
+
+@pytest.mark.parametrize("settings", [{}, {"cluster_wide_cap": 5}])
+def test_a_negative_prefetch_buffer_is_one_mistake_with_one_error(settings: dict[str, Any]):
+    assert "prefetch_buffer is -1" in refusal(AppConfig, prefetch_buffer=-1, **settings).message
 
 
 def test_a_claim_may_be_renewed_for_at_least_its_lease():
@@ -458,7 +606,6 @@ def test_exceptions_map_to_codes(setting: dict[str, Any]):
     [
         {"queue_retention": {"mail": timedelta(0)}},
         {"queue_retention": {"": timedelta(1)}},
-        {"paused_workflow_auto_cancel_after": timedelta(seconds=-1)},
     ],
 )
 def test_retention_is_a_span_above_zero(setting: dict[str, Any]):
@@ -474,8 +621,8 @@ def test_retention_may_be_for_ever():
 # --- the worker
 
 
-def test_a_worker_has_a_process_for_each_cpu_unless_told():
-    assert WorkerConfig().processes == os.cpu_count()
+def test_a_worker_has_a_process_for_each_usable_cpu_unless_told():
+    assert WorkerConfig().processes == usable_cpus()
     assert WorkerConfig(processes=3).processes == 3
 
 
@@ -527,3 +674,57 @@ def test_the_database_of_a_worker_is_checked_like_any_other():
 
     assert error.code == ErrorCode.BROKER_INVALID_URL
     assert "s3cret" not in str(error)
+
+
+# --- every setting has an effect
+
+# Fields that config.py turns into something else, by the properties that the package reads in their place.
+READ_AS = {
+    "AppConfig.custom_queues": "queues",
+    "AppConfig.claim_lease_ms": "effective_claim_lease_ms",
+    "PostgresConfig.database_url": "conninfo",
+    "PostgresConfig.session_database_url": "session_conninfo",
+    "PostgresConfig.tcp_keepalives": "socket_options",
+    "PostgresConfig.tcp_keepalives_idle": "socket_options",
+    "PostgresConfig.tcp_keepalives_interval": "socket_options",
+    "PostgresConfig.tcp_keepalives_count": "socket_options",
+    "PostgresConfig.tcp_user_timeout_ms": "socket_options",
+    "RecoveryConfig.claimer_heartbeat_interval_ms": "claim_renew_interval_ms",
+}
+# Fields without an effect, each with the reason why it exists all the same.
+WITHOUT_EFFECT = {
+    "WorkerConfig.coalesce_notifies": "horsies 0.x documents it; a worker takes all notifications as one wake-up",
+}
+
+
+def attributes_read_outside_of_config() -> set[str]:
+    """Return the names of all attributes that the package reads, but for those of imported modules."""
+    config = Path(horsies.config.__file__)
+    names: set[str] = set()
+    for path in Path(horsies.__file__).parent.rglob("*.py"):
+        if path == config:
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        modules = {alias.asname or alias.name for alias in imports}
+        names |= {
+            node.attr
+            for node in nodes
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Load)
+            and not (isinstance(node.value, ast.Name) and node.value.id in modules)
+        }
+    return names
+
+
+def test_every_setting_is_read_by_the_package():
+    read = attributes_read_outside_of_config()
+    settings = [(kind, field.name) for kind in CODE for field in dataclasses.fields(kind)]
+    unread = {
+        f"{kind.__name__}.{name}"
+        for kind, name in settings
+        if READ_AS.get(f"{kind.__name__}.{name}", name) not in read
+    }
+
+    assert unread == set(WITHOUT_EFFECT)
+    assert set(READ_AS) <= {f"{kind.__name__}.{name}" for kind, name in settings}

@@ -126,11 +126,11 @@ def test_a_module_that_only_sounds_like_the_package_is_user_code():
 
 
 def test_a_command_line_has_no_source_line_to_blame():
-    assert location_seen_by("__main__", "click.core", "horsies.cli.worker", "horsies.app") is None
+    assert location_seen_by("__main__", "click.core", "horsies.cli.services", "horsies.app") is None
 
 
 def test_user_code_imported_by_a_command_is_to_blame():
-    found = location_seen_by("__main__", "horsies.cli.check", "importlib", "user_app", "horsies.config")
+    found = location_seen_by("__main__", "horsies.cli.diagnose", "importlib", "user_app", "horsies.config")
 
     assert found == SourceLocation("<user_app>", 1)
 
@@ -276,6 +276,7 @@ def test_the_codes_have_no_gaps_and_no_twins(first: int, last: int):
         ("CONFIG_INVALID_WORKER", "HRS-217"),
         ("TASK_DUPLICATE_NAME", "HRS-301"),
         ("EMBEDDED_START_FAILED", "HRS-404"),
+        ("EMBEDDED_ALTERED", "HRS-405"),
         ("DATABASE_REFUSED", "HRS-414"),
     ],
 )

@@ -17,7 +17,7 @@ PARTS = {
     "horsies.app",
     "horsies.worker",
     "horsies.embedded",
-    "horsies.storage",
+    "horsies.db",
     "horsies.testing",
     "horsies.web",
 }
@@ -43,17 +43,24 @@ def test_an_import_brings_no_more_than_it_needs(statement: str, absent: set[str]
     assert not loaded_by(statement) & absent
 
 
-def test_every_name_is_listed_alike_for_readers_checkers_and_the_import() -> None:
+def test_type_checkers_and_imports_see_the_same_names() -> None:
     tree = ast.parse(Path(horsies.__file__).read_text(encoding="utf-8"))
     seen_by_checkers = {
         alias.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-        for alias in node.names if node.module is not None and node.module.startswith("horsies.")
+        for alias in node.names if node.module is not None and node.module.startswith("horsies.") and alias.asname == alias.name
     }  # fmt: skip
 
-    assert sorted(seen_by_checkers) == sorted(horsies.__all__)
-    assert seen_by_checkers == horsies._ORIGINS
+    assert seen_by_checkers == horsies._MODULE_OF
+    assert horsies.__all__ == sorted(seen_by_checkers)
     assert set(horsies.__all__) <= set(dir(horsies))
     for name in horsies.__all__:
         assert getattr(horsies, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Horse'"):
         _ = horsies.Horse
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """An import of `horsies.name` sets the attribute `name` of the package to the module."""
+    modules = {path.stem for path in Path(horsies.__file__).parent.iterdir()}
+
+    assert not modules & set(horsies.__all__)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horsies import AppConfig, Horsies, TaskError, TaskResult
+from horsies.durations import RateLimit
 from horsies.errors import ErrorCode, HorsiesError, TaskDefinitionError
-from horsies.rates import RateLimit
 
 PERIODS = {"s": 1, "m": 60, "h": 3600}
 BAD = ["10", "0/s", "x/m", "", "/s", "10/", "10/d", "10/S", "-1/s", "1.5/s", "+3/s", "01/s", " 10/s", "10/s "]

@@ -1,19 +1,35 @@
 """Outcomes are values: one side or the other, never both, and reprs that tell no secrets."""
 
+import asyncio
 import copy
 import pickle
 import typing
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import horsies
 import horsies.core.models.tasks
-from horsies import results
-from horsies.results import (
+import horsies.result as results_module
+from horsies.errors import (
+    HorsiesError,
+    ResultUnavailable,
+    SendError,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+    TaskNotFound,
+    TaskTimeout,
+    UnwrapError,
+    exception_for,
+)
+from horsies.result import (
     BrokerErrorCode,
     BrokerOperationError,
     BrokerResult,
@@ -25,6 +41,7 @@ from horsies.results import (
     OperationalErrorCode,
     OutcomeCode,
     Result,
+    RetrievalCode,
     SubWorkflowError,
     TaskError,
     TaskInfo,
@@ -33,6 +50,9 @@ from horsies.results import (
     TaskSendErrorCode,
     TaskSendPayload,
     TaskSendResult,
+    WorkflowStartError,
+    WorkflowStartErrorCode,
+    as_result,
     is_err,
     is_ok,
 )
@@ -319,7 +339,7 @@ def test_a_send_error_shows_no_arguments():
 
 def test_operation_errors_are_permanent_unless_said_otherwise():
     assert not TaskSendError(code=TaskSendErrorCode.SEND_SUPPRESSED, message="m").retryable
-    assert not BrokerOperationError(code=BrokerErrorCode.NO_BROKER, message="m").retryable
+    assert not BrokerOperationError(code=BrokerErrorCode.TASK_CANCEL_FAILED, message="m").retryable
     assert not HandleOperationError(
         code=HandleErrorCode.WORKFLOW_NOT_FOUND, message="m", workflow_id="w"
     ).retryable
@@ -343,5 +363,217 @@ def test_the_documented_path_leads_to_the_same_names():
     offered = [name for name in vars(horsies.core.models.tasks) if not name.startswith("_")]
 
     assert {"BUILTIN_CODE_REGISTRY", "TaskResult", "TaskError", "OperationalErrorCode"} <= set(offered)
-    assert all(getattr(horsies.core.models.tasks, name) is getattr(results, name) for name in offered)
-    assert results.OperationalErrorCode is OperationalErrorCode
+    assert all(getattr(horsies.core.models.tasks, name) is getattr(results_module, name) for name in offered)
+    assert results_module.OperationalErrorCode is OperationalErrorCode
+
+
+def test_unwrapping_a_failed_send_raises_it():
+    cause = OSError("no route")
+    error = TaskSendError(
+        code=TaskSendErrorCode.ENQUEUE_FAILED, message="no route", retryable=True, exception=cause
+    )
+
+    for unwrap in (Err(error).unwrap, lambda: Err(error).expect("could not send")):
+        with pytest.raises(SendError) as raised:
+            unwrap()
+        assert (raised.value.code, raised.value.retryable, raised.value.error) == (error.code, True, error)
+        assert raised.value.__cause__ is cause
+    assert str(raised.value) == "ENQUEUE_FAILED: could not send: no route"
+
+
+def test_unwrapping_a_failed_start_raises_it():
+    error = WorkflowStartError(
+        code=WorkflowStartErrorCode.VALIDATION_FAILED, message="no nodes", workflow_name="w"
+    )
+    with pytest.raises(SendError, match=r"^VALIDATION_FAILED: no nodes$") as raised:
+        Err(error).unwrap()
+    assert raised.value.code is WorkflowStartErrorCode.VALIDATION_FAILED
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("NO_STOCK", TaskFailed),
+        (None, TaskFailed),
+        (OutcomeCode.TASK_TIMEOUT, TaskFailed),
+        (OperationalErrorCode.WORKER_CRASHED, TaskFailed),
+        (OutcomeCode.WORKFLOW_FAILED, TaskFailed),
+        (RetrievalCode.WAIT_TIMEOUT, TaskTimeout),
+        (RetrievalCode.RESULT_NOT_READY, TaskTimeout),
+        (RetrievalCode.TASK_NOT_FOUND, TaskNotFound),
+        (RetrievalCode.WORKFLOW_NOT_FOUND, TaskNotFound),
+        (RetrievalCode.RESULT_NOT_AVAILABLE, ResultUnavailable),
+        (OperationalErrorCode.BROKER_ERROR, ResultUnavailable),
+        (OutcomeCode.TASK_CANCELLED, TaskCancelled),
+        (OutcomeCode.WORKFLOW_CANCELLED, TaskCancelled),
+        (OutcomeCode.TASK_EXPIRED, TaskExpired),
+        (OutcomeCode.WORKFLOW_EXPIRED, TaskExpired),
+    ],
+)
+def test_unwrapping_the_result_of_a_task_raises_by_its_code(code: Any, kind: type[Exception]):
+    error = TaskError(error_code=code, message="why")
+    for unwrap in (TaskResult[int, TaskError](err=error).unwrap, Err(error).unwrap):
+        with pytest.raises(ValueError, match="why") as raised:
+            unwrap()
+        assert type(raised.value) is kind
+        assert isinstance(raised.value, HorsiesError)
+        assert raised.value.error is error  # type: ignore[attr-defined]  # pyright: ignore
+        assert raised.value.code == code
+
+
+def test_any_other_error_is_an_unwrap_error_with_its_value():
+    for unwrap in (
+        Err("no").unwrap,
+        TaskResult[int, str](err="no").unwrap,
+        lambda: Ok("no").unwrap_err(),
+        TaskResult[str, str](ok="no").unwrap_err,
+    ):
+        with pytest.raises(UnwrapError, match="'no'") as raised:
+            unwrap()
+        assert raised.value.error == "no"
+
+
+def test_a_failed_task_tells_the_end_of_its_traceback_without_passwords():
+    frames = "".join(f'  File "shop.py", line {n}, in f{n}\n    f{n + 1}()\n' for n in range(20))
+    described = {
+        "traceback": f"Traceback (most recent call last):\n{frames}OSError: postgresql://a:s3cret@db/x\n"
+    }
+    error = TaskError(error_code="BROKEN", message="it broke", exception=described)
+
+    text = str(exception_for(error, task_name="shop.charge", task_id="0199"))
+
+    lines = text.splitlines()
+    assert lines[0] == "task 'shop.charge' 0199 failed: BROKEN: it broke"
+    assert lines[-1] == "  OSError: postgresql://a:***@db/x"
+    assert "in f19" in text
+    assert len(lines) == 11
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SendError(TaskSendErrorCode.ENQUEUE_FAILED, "no route", retryable=True),
+        exception_for(TaskError(error_code="NO"), task_name="add", task_id="1"),
+        UnwrapError("no", 5),
+    ],
+)
+def test_exceptions_can_be_pickled_and_copied(error: HorsiesError):
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(other), str(other), other.code) == (type(error), str(error), error.code)
+
+
+def frozen_classes() -> list[type]:
+    public = [getattr(horsies, name) for name in horsies.__all__]
+    return [
+        each
+        for each in public
+        if isinstance(each, type) and is_dataclass(each) and vars(each)["__dataclass_params__"].frozen
+    ]
+
+
+@pytest.mark.parametrize("cls", frozen_classes(), ids=lambda cls: cls.__name__)
+def test_a_frozen_value_refuses_every_assignment(cls: type):
+    value = object.__new__(cls)
+    for name in ("no_such_field", *(field.name for field in fields(cls))):
+        with pytest.raises(FrozenInstanceError, match=repr(name)):
+            setattr(value, name, 1)
+        with pytest.raises(FrozenInstanceError, match=repr(name)):
+            delattr(value, name)
+
+
+def test_a_subclass_of_a_frozen_value_may_have_attributes_of_its_own():
+    class Mine(Ok[int]):
+        pass
+
+    mine = Mine(1)
+    mine.note = "x"  # type: ignore[attr-defined]  # pyright: ignore
+    assert mine.note == "x"  # type: ignore[attr-defined]  # pyright: ignore
+    with pytest.raises(FrozenInstanceError):
+        mine.ok_value = 2  # type: ignore[misc]  # pyright: ignore
+
+
+def test_a_task_error_can_be_a_field_of_a_pydantic_model():
+    class Report(pydantic.BaseModel):
+        error: TaskError
+        more: list[TaskError] = []
+
+    error = TaskError(error_code=OutcomeCode.TASK_TIMEOUT, message="too long", data={"n": 1})
+    report = Report(error=error, more=[TaskError(error_code="NO_STOCK", exception=OSError("gone"))])
+
+    assert report.error is error
+    assert (
+        report.model_dump()["error"]
+        == error.model_dump()
+        == {
+            "error_code": OutcomeCode.TASK_TIMEOUT,
+            "message": "too long",
+            "data": {"n": 1},
+            "exception": None,
+        }
+    )
+    again = Report.model_validate_json(report.model_dump_json())
+    assert again.error == error
+    assert again.error.error_code is OutcomeCode.TASK_TIMEOUT
+    assert again.more[0].exception == {"type": "OSError", "module": "builtins", "message": "gone"}
+    assert "error_code" in str(Report.model_json_schema())
+    for wrong in ("x", {"code": "x"}, {"error_code": 5}):
+        with pytest.raises(pydantic.ValidationError):
+            Report.model_validate({"error": wrong})
+    nested = pydantic.TypeAdapter(SubWorkflowError).validate_python({"sub_workflow_id": "w"})
+    assert isinstance(nested, SubWorkflowError)
+
+
+def test_async_functions_are_applied_to_an_ok_only():
+    async def double(number: int) -> int:
+        return number * 2
+
+    async def half_of(number: int) -> Result[int, str]:
+        return half(number)
+
+    async def run() -> list[object]:
+        return [
+            await Ok(2).map_async(double),
+            await Err("no").map_async(double),
+            await Ok(2).and_then_async(half_of),
+            await Ok(3).and_then_async(half_of),
+            await Err("no").and_then_async(half_of),
+        ]
+
+    assert asyncio.run(run()) == [Ok(4), Err("no"), Ok(1), Err("3 is odd"), Err("no")]
+
+
+def test_as_result_turns_the_named_exceptions_into_errors():
+    @as_result(ValueError, KeyError)
+    def parse(text: str) -> int:
+        """Parse."""
+        if text == "boom":
+            raise OSError(text)
+        return int(text)
+
+    assert parse("7") == Ok(7)
+    assert isinstance(parse("seven").unwrap_err(), ValueError)
+    assert (parse.__name__, parse.__doc__) == ("parse", "Parse.")
+    with pytest.raises(OSError, match="boom"):
+        parse("boom")
+
+
+def test_as_result_awaits_an_async_function():
+    @as_result(ValueError)
+    async def parse(text: str) -> int:
+        """Parse."""
+        await asyncio.sleep(0)
+        if text == "boom":
+            raise OSError(text)
+        return int(text)
+
+    assert asyncio.run(parse("7")) == Ok(7)
+    assert isinstance(asyncio.run(parse("seven")).unwrap_err(), ValueError)
+    assert (parse.__name__, parse.__doc__) == ("parse", "Parse.")
+    with pytest.raises(OSError, match="boom"):
+        asyncio.run(parse("boom"))
+
+
+@pytest.mark.parametrize("wrong", [(), ("x",), (int,)])
+def test_as_result_needs_exception_classes(wrong: Any):
+    with pytest.raises(TypeError, match="one or more exception classes"):
+        as_result(*wrong)

@@ -1,6 +1,7 @@
 """A retry comes when the policy says so, within its bounds, and never too late."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horsies.errors import ErrorCode, HorsiesError, MultipleValidationErrors, TaskDefinitionError
-from horsies.results import OperationalErrorCode, OutcomeCode
-from horsies.retry import RetryPolicy, backoff, check_exception_mapper, is_error_code, retry_delay
+from horsies.result import OperationalErrorCode, OutcomeCode
+from horsies.retry import (
+    RetryPolicy,
+    add_local_names,
+    backoff,
+    check_exception_mapper,
+    class_names,
+    code_for,
+    is_error_code,
+    retry_delay,
+    take_errors,
+)
 
 chance = st.floats(0, 1)
 
@@ -93,13 +104,13 @@ def test_a_policy_names_at_least_one_error(codes: Any):
 
 
 @pytest.mark.parametrize(
-    "code", ["RateLimitError", "rate_limited", "9LIVES", "", "A-B", "A\n", ValueError, None, "**"]
+    "code", ["RateLimitError", "rate_limited", "9LIVES", "", "A-B", "A\n", int, None, "**", "a.", "a b.c"]
 )
-def test_what_is_not_an_error_code_is_refused_with_the_remedy(code: Any):
+def test_what_is_neither_an_error_code_nor_an_exception_is_refused_with_the_remedy(code: Any):
     error = refusal(auto_retry_for=[code])
 
     assert repr(code) in error.message
-    assert "exception_mapper" in (error.help_text or "")
+    assert "ConnectionError without quotes" in (error.help_text or "")
 
 
 def test_a_lone_code_is_a_list_of_one():
@@ -225,6 +236,105 @@ def test_a_mapped_exception_is_known_by_its_own_code_only():
     assert after(OperationalErrorCode.TASK_EXCEPTION, "UNHANDLED_EXCEPTION") is None
 
 
+# --- exception classes
+
+
+def test_a_class_is_kept_by_its_qualified_name():
+    assert policy(auto_retry_for=[ConnectionError, "BUSY"]).auto_retry_for == (
+        "builtins.ConnectionError",
+        "BUSY",
+    )
+    assert policy(auto_retry_for=TimeoutError).auto_retry_for == ("builtins.TimeoutError",)
+
+
+class Busy(Exception):
+    pass
+
+
+class VeryBusy(Busy):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("listed", "error", "is_retried"),
+    [
+        (OSError, ConnectionRefusedError(), True),
+        (Busy, VeryBusy(), True),
+        (VeryBusy, Busy(), False),
+        (Exception, Busy(), True),
+        (Exception, KeyboardInterrupt(), False),
+        (BaseException, KeyboardInterrupt(), True),
+        (object, Busy(), None),
+    ],
+    ids=str,
+)
+def test_a_class_stands_for_its_subclasses(
+    listed: type[BaseException], error: BaseException, is_retried: bool | None
+):
+    if is_retried is None:
+        assert "auto_retry_for" in refusal(auto_retry_for=[listed]).message
+        return
+    chosen = RetryPolicy.fixed([10], auto_retry_for=[listed], jitter=False)
+
+    delay = retry_delay(chosen, "X", exception_classes=class_names(error), retry_count=0, random=0.5)
+
+    assert delay == (10 if is_retried else None)
+
+
+def test_the_nearest_mapped_class_gives_the_code():
+    mapper = {Exception: "ANY", OSError: "IO", ConnectionError: "NETWORK"}
+
+    assert code_for(ConnectionRefusedError(), mapper) == "NETWORK"
+    assert code_for(FileNotFoundError(), mapper) == "IO"
+    assert code_for(ValueError(), mapper) == "ANY"
+    assert code_for(KeyboardInterrupt(), mapper) is None
+    assert code_for(ValueError(), None) is None
+
+
+def test_a_class_without_a_usable_name_is_left_out():
+    class Meta(type):
+        @property
+        def __module__(cls) -> str:  # type: ignore[override]
+            raise RuntimeError("no module")
+
+    class Odd(Busy, metaclass=Meta):
+        pass
+
+    nul = type("a\nb", (Busy,), {})
+
+    assert class_names(Odd()) == class_names(Busy())
+    assert class_names(nul()) == class_names(Busy())
+
+
+def test_a_class_that_has_another_module_in_the_worker_is_still_known():
+    stored = policy(auto_retry_for=["app_1.Busy", "NO_CLASS"])
+    own = policy(auto_retry_for=["app.Busy", "other.Idle", "OTHER_CODE"])
+
+    assert add_local_names(stored, own).auto_retry_for == ("app_1.Busy", "NO_CLASS", "app.Busy")
+    assert add_local_names(stored, None) == stored
+    assert add_local_names(stored, policy(auto_retry_for=["NO_CLASS", "other.Idle"])) == stored
+
+
+def test_a_policy_without_errors_takes_those_of_another():
+    bare = RetryPolicy.fixed([5])
+
+    assert take_errors(bare, policy()).auto_retry_for == ("RATE_LIMITED",)
+    assert take_errors(bare, None) == bare
+    assert take_errors(policy(), policy(auto_retry_for=["OTHER"])) == policy()
+
+
+def test_delays_may_be_timedeltas_of_whole_seconds():
+    chosen = RetryPolicy.exponential(
+        timedelta(minutes=1), auto_retry_for=["*"], max_delay_seconds=timedelta(minutes=2)
+    )
+
+    assert chosen == RetryPolicy.exponential(60, auto_retry_for=["*"], max_delay_seconds=120)
+    assert (
+        repr(timedelta(milliseconds=1500))
+        in refusal(max_retries=1, intervals=[timedelta(milliseconds=1500)]).message
+    )
+
+
 # --- storage
 
 policies = st.one_of(
@@ -238,7 +348,7 @@ policies = st.one_of(
     st.builds(
         RetryPolicy.exponential,
         st.integers(1, 86_400),
-        auto_retry_for=st.just([OperationalErrorCode.WORKER_CRASHED]),
+        auto_retry_for=st.just([OperationalErrorCode.WORKER_CRASHED, ConnectionError]),
         max_retries=st.integers(1, 20),
     ),
 )

@@ -38,8 +38,8 @@ from horsies import (
     WeeklySchedule,
 )
 from horsies.errors import ConfigurationError
+from horsies.schedule.occurrences import upcoming
 from horsies.schedule.patterns import from_data
-from horsies.schedule.slots import upcoming
 
 NOON = time(12, 0)
 EVERY = IntervalSchedule(minutes=5)
@@ -227,3 +227,37 @@ def test_the_documented_import_path_leads_to_the_same_names() -> None:
     assert len(names) == 24
     for name in names:
         assert getattr(horsies.core.models.schedule, name) is getattr(horsies, name)
+
+
+def test_a_pattern_has_a_type_and_an_interval_its_seconds() -> None:
+    at = time(3, 0)
+    patterns: list[Any] = [
+        IntervalSchedule(hours=1, minutes=30),
+        HourlySchedule(minute=1),
+        DailySchedule(time=at),
+        WeeklySchedule(days=[Weekday.MONDAY], time=at),
+        MonthlySchedule(day=1, time=at),
+        CronSchedule("@daily"),
+    ]
+
+    assert [pattern.type for pattern in patterns] == [
+        "interval",
+        "hourly",
+        "daily",
+        "weekly",
+        "monthly",
+        "cron",
+    ]
+    assert IntervalSchedule(hours=1, minutes=30).total_seconds() == 5_400
+
+
+def test_an_interval_takes_timedeltas() -> None:
+    assert IntervalSchedule(seconds=timedelta(minutes=5)) == IntervalSchedule(seconds=300)
+    assert IntervalSchedule(minutes=timedelta(minutes=5), hours=1) == IntervalSchedule(seconds=3_900)
+    assert IntervalSchedule(seconds=timedelta(days=2, seconds=5)) == IntervalSchedule(days=2, seconds=5)
+    assert IntervalSchedule.every(90) == IntervalSchedule(seconds=90)
+    for wrong in (timedelta(0), timedelta(seconds=-5), timedelta(milliseconds=1_500), timedelta(days=366)):
+        with pytest.raises(ConfigurationError, match="the interval is"):
+            IntervalSchedule(seconds=wrong)
+    with pytest.raises(horsies.HorsiesError, match="hours is 'two'"):
+        IntervalSchedule(seconds=timedelta(minutes=5), hours="two")  # pyright: ignore[reportArgumentType]

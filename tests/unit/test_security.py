@@ -25,9 +25,9 @@ import msgspec, pydantic
 from horsies import AppConfig, Horsies, RetryPolicy, TaskError, TaskResult
 from horsies.codec import decode_result
 from horsies.errors import HorsiesError
-from horsies.worker.execution import execute
-from horsies.worker.reporting import Run
-from horsies.worker.wire import Call
+from horsies.executor.runner import execute
+from horsies.executor.runner import Run
+from horsies.executor.protocol import Call
 
 class Cat(msgspec.Struct, tag=True):
     name: str
@@ -99,7 +99,7 @@ def mutants(document):
 
 def call(name, kwargs=None, args=None):
     call = Call(1, "id", name, args, kwargs, "default", 1, 0, None, 0.0, 1, None)
-    return execute(app, call, Run(call, lambda _: True, ()))
+    return execute(app, Run(call, lambda _: True, ()))
 
 def policy(text):
     try:

@@ -14,7 +14,7 @@ from dateutil.rrule import DAILY, MONTHLY, WEEKLY, rrule
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from horsies.schedule.cron import Weekday
+from horsies.schedule.occurrences import NeverAgain, due, latest_run, next_run, upcoming, zone_of
 from horsies.schedule.patterns import (
     CronSchedule,
     DailySchedule,
@@ -22,11 +22,11 @@ from horsies.schedule.patterns import (
     IntervalSchedule,
     MonthlySchedule,
     SchedulePattern,
+    Weekday,
     WeeklySchedule,
     from_data,
     to_data,
 )
-from horsies.schedule.slots import NeverAgain, due, latest_run, next_run, upcoming, zone_of
 
 # Clocks that change at 2, at 1 and by half an hour; at midnight; never; and one that has left out a whole day.
 ZONES = ["America/New_York", "Europe/London", "Australia/Lord_Howe", "America/Havana", "UTC", "Pacific/Apia"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,19 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horsies import AppConfig, CustomQueueConfig, QueueMode, RecoveryConfig
+from horsies.db.queries.tasks import Claimed
+from horsies.db.queries.workers import TaskHeartbeat
 from horsies.status import WorkerState
-from horsies.storage.states import Pulse
-from horsies.storage.tasks import Claimed
-from horsies.worker.capacity import Limits
-from horsies.worker.snapshot import (
-    AGAIN_SECONDS,
+from horsies.worker.claim import Limits
+from horsies.worker.stats import (
+    RETRY_SECONDS,
     Activity,
-    Agenda,
-    Meter,
+    ResourceMeter,
+    StatsTimer,
     Usage,
-    pulses_of,
-    setup_of,
-    snapshot_of,
+    WorkerStats,
+    task_heartbeats,
 )
 
 WORKER = UUID(int=7)
@@ -80,62 +80,74 @@ def limits(**changes: Any) -> Limits:
     return Limits(**{**facts, **changes})
 
 
-def agenda_of(snapshot_seconds: int, beat_seconds: int = 120, *, now: float) -> Agenda:
+def stats_of(
+    config: AppConfig | None = None,
+    limited: Limits | None = None,
+    queues: Sequence[CustomQueueConfig] = (),
+    slots: int = 4,
+) -> WorkerStats:
+    return WorkerStats(config or AppConfig(), limited or limits(), queues, slots, ResourceMeter())
+
+
+def timer_of(snapshot_seconds: int, beat_seconds: int = 120, *, now: float) -> StatsTimer:
     recovery = RecoveryConfig(
         worker_state_snapshot_interval_ms=snapshot_seconds * 1_000,
         runner_heartbeat_interval_ms=beat_seconds * 1_000,
     )
-    return Agenda(recovery, now)
+    return StatsTimer(recovery, now)
 
 
 # --- when
 
 
 def test_a_snapshot_is_due_at_once_and_then_at_every_interval():
-    agenda = agenda_of(30, now=100)
+    timer = timer_of(30, now=100)
 
-    due = [agenda.due(doing(), now).snapshot for now in (100, 101, 129.9, 130, 131, 160)]
+    due = [timer.is_snapshot_due(WorkerState.BUSY, now) for now in (100, 101, 129.9, 130, 131, 160)]
 
     assert due == [True, False, False, True, False, True]
 
 
 def test_a_snapshot_is_due_once_more_when_draining_begins():
-    agenda = agenda_of(30, now=0)
-    draining = doing(state=WorkerState.DRAINING)
-    agenda.due(doing(), 0)
+    timer = timer_of(30, now=0)
+    timer.is_snapshot_due(WorkerState.BUSY, 0)
 
-    assert [agenda.due(draining, now).snapshot for now in (10, 11, 39, 40)] == [True, False, False, True]
+    due = [timer.is_snapshot_due(WorkerState.DRAINING, now) for now in (10, 11, 39, 40)]
+
+    assert due == [True, False, False, True]
 
 
 def test_what_has_one_interval_is_due_at_one_time_however_late_it_was_done():
-    agenda = agenda_of(30, 30, now=0)
+    timer = timer_of(30, 30, now=0)
     task = run(1)
-    agenda.due(doing(task), 0.2)
-    agenda.due(doing(task), 30.7)
+    for now in (0.2, 30.7):
+        timer.is_snapshot_due(WorkerState.BUSY, now)
+        timer.long_running([task], now)
 
-    assert agenda.pause(30.7) == pytest.approx(29.3)
-    due = agenda.due(doing(task), 60)
-    assert (due.snapshot, due.lasting) == (True, [task])
+    assert timer.pause(30.7) == pytest.approx(29.3)
+    assert timer.is_snapshot_due(WorkerState.BUSY, 60)
+    assert timer.long_running([task], 60) == [task]
 
 
 def test_a_snapshot_that_could_not_be_written_is_due_again_soon_and_no_later_than_the_next_one():
-    agenda = agenda_of(30, now=0)
-    agenda.due(doing(), 0)
+    timer = timer_of(30, now=0)
+    timer.is_snapshot_due(WorkerState.BUSY, 0)
 
-    agenda.missed(0.5)
+    timer.snapshot_failed(0.5)
 
-    assert agenda.pause(0.5) == AGAIN_SECONDS
-    assert [agenda.due(doing(), now).snapshot for now in (1, 0.5 + AGAIN_SECONDS, 4)] == [False, True, False]
-    agenda.missed(31.9)
-    assert agenda.pause(31.9) == pytest.approx(0.6)
+    assert timer.pause(0.5) == RETRY_SECONDS
+    due = [timer.is_snapshot_due(WorkerState.BUSY, now) for now in (1, 0.5 + RETRY_SECONDS, 4)]
+    assert due == [False, True, False]
+    timer.snapshot_failed(31.9)
+    assert timer.pause(31.9) == pytest.approx(0.6)
 
 
 def test_a_task_is_alive_when_it_was_seen_at_the_beat_before():
-    agenda = agenda_of(300, 30, now=0)
+    timer = timer_of(300, 30, now=0)
     long, short, late = run(1), run(2), run(3)
 
     beats = [
-        agenda.due(doing(*at_work), now).lasting
+        timer.long_running(at_work, now)
         for now, at_work in [(30, (long, short)), (60, (long, late)), (90, (late,)), (120, ())]
     ]
 
@@ -143,25 +155,26 @@ def test_a_task_is_alive_when_it_was_seen_at_the_beat_before():
 
 
 def test_a_task_that_was_only_seen_between_two_beats_is_not():
-    agenda = agenda_of(10, 30, now=0)
+    timer = timer_of(10, 30, now=0)
 
-    assert [agenda.due(doing(run(1)), now).lasting for now in (0, 10, 20)] == [[], [], []]
-    assert agenda.due(doing(run(1)), 30).lasting == []
-    assert agenda.due(doing(run(1)), 60).lasting == [run(1)]
+    assert [timer.long_running([run(1)], now) for now in (0, 10, 20)] == [[], [], []]
+    assert timer.long_running([run(1)], 30) == []
+    assert timer.long_running([run(1)], 60) == [run(1)]
 
 
 def test_another_run_of_the_same_task_has_not_lasted():
-    agenda = agenda_of(300, 30, now=0)
-    agenda.due(doing(run(1)), 30)
+    timer = timer_of(300, 30, now=0)
+    timer.long_running([run(1)], 30)
 
-    assert agenda.due(doing(run(1, claim_seq=2)), 60).lasting == []
+    assert timer.long_running([run(1, claim_seq=2)], 60) == []
 
 
 def test_nothing_is_due_in_between():
-    agenda = agenda_of(30, 30, now=0)
+    timer = timer_of(30, 30, now=0)
 
-    assert agenda.due(doing(), 0)
-    assert not agenda.due(doing(run(1)), 10)
+    assert timer.is_snapshot_due(WorkerState.BUSY, 0)
+    assert not timer.is_snapshot_due(WorkerState.BUSY, 10)
+    assert not timer.long_running([run(1)], 10)
 
 
 @given(
@@ -173,13 +186,14 @@ def test_who_comes_when_told_never_comes_in_vain_and_never_late(
     snapshot_seconds: int, beat_seconds: int, visits: list[tuple[float, bool]]
 ):
     now = 1_000.0
-    agenda = agenda_of(snapshot_seconds, beat_seconds, now=now)
+    timer = timer_of(snapshot_seconds, beat_seconds, now=now)
     last_snapshot = now
     for late, drains in visits:
-        due = agenda.due(doing(state=WorkerState.DRAINING if drains else WorkerState.BUSY), now)
-        last_snapshot = now if due.snapshot else last_snapshot
+        state = WorkerState.DRAINING if drains else WorkerState.BUSY
+        last_snapshot = now if timer.is_snapshot_due(state, now) else last_snapshot
+        timer.long_running([], now)
         assert now - last_snapshot <= snapshot_seconds + 1e-6
-        pause = agenda.pause(now)
+        pause = timer.pause(now)
         assert 0 <= pause <= min(snapshot_seconds, beat_seconds) + 1e-6
         now += pause if late < 200 else late
 
@@ -188,7 +202,7 @@ def test_who_comes_when_told_never_comes_in_vain_and_never_late(
 
 
 def test_a_snapshot_counts_the_parent_and_the_children_apart():
-    row = snapshot_of(setup_of(AppConfig(), limits(), AppConfig().queues, 4), doing(run(1), run(2)), USAGE)
+    row = stats_of().snapshot(doing(run(1), run(2)), USAGE)
 
     assert (row.memory_usage_mb, row.memory_percent, row.cpu_percent) == (40.0, 1.5, 20.0)
     assert row.children_memory_mb == 50.5
@@ -197,13 +211,13 @@ def test_a_snapshot_counts_the_parent_and_the_children_apart():
 
 
 def test_a_snapshot_tells_of_the_children_that_are_still_there():
-    row = snapshot_of(setup_of(AppConfig(), limits(), (), 4), doing(), USAGE)
+    row = stats_of().snapshot(doing(), USAGE)
 
     assert json.loads(row.children) == [{"pid": 11, "memory_mb": 30.0, "started_at": "2001-09-09T01:46:40Z"}]
 
 
 def test_a_snapshot_names_a_hundred_tasks_at_most():
-    row = snapshot_of(setup_of(AppConfig(), limits(), (), 4), doing(*map(run, range(150))), USAGE)
+    row = stats_of().snapshot(doing(*map(run, range(150))), USAGE)
 
     assert row.tasks_running == 150
     assert row.current_task_ids == [str(UUID(int=number)) for number in range(100)]
@@ -221,27 +235,31 @@ def test_the_setup_is_told_as_it_works():
         recovery=RecoveryConfig(check_interval_ms=5_000),
     )
 
-    setup = setup_of(config, limits(max_claim_batch=3), queues, 4)
+    row = stats_of(config, limits(max_claim_batch=3), queues).snapshot(doing(), USAGE)
 
-    assert (setup.cluster_wide_cap, setup.max_claim_batch) == (9, 3)
-    assert json.loads(setup.queue_priorities) == {"mail": 2, "bulk": 1}
-    assert json.loads(setup.queue_max_concurrency) == {"mail": None, "bulk": 5}
-    recovery = json.loads(setup.recovery_config)
+    assert (row.cluster_wide_cap, row.max_claim_batch) == (9, 3)
+    assert json.loads(row.queue_priorities) == {"mail": 2, "bulk": 1}
+    assert json.loads(row.queue_max_concurrency) == {"mail": None, "bulk": 5}
+    recovery = json.loads(row.recovery_config)
     assert recovery["check_interval_ms"] == 5_000
     assert set(recovery) == set(RecoveryConfig.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, 6), (3, 3)])
 def test_a_limit_that_is_left_to_the_worker_is_told_as_a_number(asked: int, told: int):
-    assert setup_of(AppConfig(), limits(max_claim_per_worker=asked), (), 4).max_claim_per_worker == told
+    row = stats_of(limited=limits(max_claim_per_worker=asked)).snapshot(doing(), USAGE)
+
+    assert row.max_claim_per_worker == told
 
 
 def test_a_sign_of_life_names_the_child_and_its_memory():
-    assert pulses_of([run(1, claim_seq=4, pid=12)], USAGE) == [Pulse(str(UUID(int=1)), 4, 12, 20.5)]
+    assert task_heartbeats([run(1, claim_seq=4, pid=12)], USAGE) == [
+        TaskHeartbeat(str(UUID(int=1)), 4, 12, 20.5)
+    ]
 
 
 def test_a_task_whose_process_has_gone_gets_no_sign_of_life():
-    assert pulses_of([run(1, pid=99), run(2, pid=None)], USAGE) == []
+    assert task_heartbeats([run(1, pid=99), run(2, pid=None)], USAGE) == []
 
 
 # --- what the operating system says
@@ -255,14 +273,14 @@ def test_a_process_that_vanishes_while_it_is_measured_is_left_out(monkeypatch: p
         found = [vanished, psutil.Process(there.pid)]
         monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: found)
 
-        usage = Meter().measure()
+        usage = ResourceMeter().measure()
         there.communicate(b"\n")
 
     assert list(usage.children_mb) == [there.pid]
 
 
 def test_memory_is_the_parents_own_and_cpu_is_of_the_time_since_the_last_look():
-    meter = Meter()
+    meter = ResourceMeter()
     own_mb = psutil.Process(os.getpid()).memory_info().rss / 1_048_576
 
     first, second = meter.measure(), meter.measure()

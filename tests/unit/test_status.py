@@ -62,12 +62,24 @@ def test_a_skipped_node_is_at_its_end():
 
 
 def test_outcomes_and_worker_states_are_the_documented_ones():
-    assert list(TaskAttemptOutcome) == ["COMPLETED", "FAILED", "WORKER_FAILURE"]
+    assert list(TaskAttemptOutcome) == ["COMPLETED", "FAILED"]
     assert list(WorkerState) == ["started", "idle", "busy", "suspended", "draining", "dead"]
 
 
 def test_every_built_in_code_is_registered_under_its_value_and_none_twice():
     members = [*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCode]
 
-    assert len(BUILTIN_CODE_REGISTRY) == len(members) == 28
+    assert len(BUILTIN_CODE_REGISTRY) == len(members) == 29
     assert all(BUILTIN_CODE_REGISTRY[member.value] is member for member in members)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "terminal"),
+    [
+        (TaskStatus, TASK_TERMINAL_STATES),
+        (WorkflowStatus, WORKFLOW_TERMINAL_STATES),
+        (WorkflowTaskStatus, WORKFLOW_TASK_TERMINAL_STATES),
+    ],
+)
+def test_a_status_says_whether_it_is_terminal(statuses, terminal):
+    assert {status for status in statuses if status.is_terminal} == terminal

@@ -17,16 +17,16 @@ from horsies.workflow.advance import (
     PENDING,
     READY,
     SKIPPED,
-    Ended,
     Event,
     Flow,
     Kind,
     Node,
-    Opened,
-    Verdict,
+    NodeEnded,
+    WorkflowEnd,
+    WorkflowStarted,
     advance,
-    joins,
-    judge,
+    can_start,
+    decide_end,
 )
 
 FLOW = "flow"
@@ -78,7 +78,7 @@ class Run:
 
     def end(self, *indexes: int) -> None:
         """The tasks of these nodes end, as it was drawn, in one batch."""
-        self.take([Ended(FLOW, i, FAILED if self.drawn[i].fails else COMPLETED) for i in indexes])
+        self.take([NodeEnded(FLOW, i, FAILED if self.drawn[i].fails else COMPLETED) for i in indexes])
 
     def take(self, events: list[Event]) -> None:
         while events:
@@ -93,7 +93,7 @@ class Run:
     def _wanted(self, events: list[Event]) -> set[int]:
         wanted: set[int] = set()
         for event in events:
-            if isinstance(event, Opened):
+            if isinstance(event, WorkflowStarted):
                 wanted |= {node.index for node in self.nodes if node.status == READY}
                 continue
             level, deep = [event.task_index], event.status != COMPLETED
@@ -133,7 +133,7 @@ def play(graph: list[Drawn], seed: int, *, pauses: bool = False) -> Run:
     chance, run = random.Random(seed), Run(graph, pauses)
     for _ in range(10 * len(graph)):
         if run.flow.status == "PAUSED" and (not run.running or chance.random() < 0.3):
-            run.take([Opened(FLOW)])
+            run.take([WorkflowStarted(FLOW)])
             run.flow.pauses = chance.random() < 0.5
         if not run.running:
             break
@@ -171,7 +171,7 @@ def test_a_step_touches_only_what_waits_for_it() -> None:
     run = Run([Drawn([]), *(Drawn([index]) for index in range(999))])
     first = {(FLOW, 0): run.nodes[0], (FLOW, 1): run.nodes[1]}
 
-    changes = advance({FLOW: run.flow}, first, [Ended(FLOW, 0, COMPLETED)])
+    changes = advance({FLOW: run.flow}, first, [NodeEnded(FLOW, 0, COMPLETED)])
 
     assert [(change.task_index, change.starts) for change in changes.nodes] == [(0, False), (1, True)]
 
@@ -241,7 +241,7 @@ def test_a_paused_workflow_starts_nothing_until_it_goes_on() -> None:
 
     run.end(0, 1)
     paused = (run.flow.status, run.statuses[2])
-    run.take([Opened(FLOW)])
+    run.take([WorkflowStarted(FLOW)])
 
     assert paused == ("PAUSED", READY)
     assert (run.flow.status, run.statuses[2]) == ("RUNNING", ENQUEUED)
@@ -251,18 +251,18 @@ def test_a_paused_workflow_starts_nothing_until_it_goes_on() -> None:
 def test_all_is_decided_when_everything_has_ended(deps: int, failed: int, allow: bool) -> None:
     node = Node(FLOW, 0, Kind.TASK, PENDING, "all", None, allow, deps, 0, failed, 0, [], [])
 
-    assert joins(node) is (None if deps else allow or not failed)
+    assert can_start(node) is (None if deps else allow or not failed)
 
 
 def test_without_a_policy_the_first_failed_node_is_to_blame() -> None:
-    assert judge(None, set(), {4, 2}) == Verdict(False, 2)
-    assert judge(None, set(), set()) == Verdict(True)
+    assert decide_end(None, set(), {4, 2}) == WorkflowEnd(False, 2)
+    assert decide_end(None, set(), set()) == WorkflowEnd(True)
 
 
 def test_a_policy_is_met_by_one_case_whatever_else_failed() -> None:
-    assert judge([[0, 1], [2]], {2}, {0, 1}) == Verdict(True)
+    assert decide_end([[0, 1], [2]], {2}, {0, 1}) == WorkflowEnd(True)
 
 
 def test_a_policy_that_is_not_met_blames_a_required_node_if_one_failed() -> None:
-    assert judge([[0, 1], [2]], {0}, {2, 7}) == Verdict(False, 2)
-    assert judge([[0, 1]], {0}, {7}) == Verdict(False, None)
+    assert decide_end([[0, 1], [2]], {0}, {2, 7}) == WorkflowEnd(False, 2)
+    assert decide_end([[0, 1]], {0}, {7}) == WorkflowEnd(False, None)

@@ -92,6 +92,26 @@ def build(n: int) -> WorkflowSpec[int]:
     ) == [ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION, ErrorCode.WORKFLOW_INVALID_KWARG_KEY]
 
 
+def test_a_builder_must_return_a_workflow(check: Any) -> None:
+    assert check(
+        """
+@app.workflow_builder()
+def build() -> WorkflowSpec[int]:
+    return number.node()()
+"""
+    ) == [ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION]
+
+
+def test_a_builder_may_return_a_chain_which_is_validated(check: Any) -> None:
+    assert check(
+        """
+@app.workflow_builder(cases=[{"second": {"n": 1}}, {"second": {"m": 1}}])
+def build(second: dict[str, int]) -> Any:
+    return chain(number.node(1), number.node()(**second))
+"""
+    ) == [ErrorCode.WORKFLOW_INVALID_KWARG_KEY]
+
+
 def test_a_function_that_makes_workflows_is_to_be_checked(check: Any) -> None:
     assert check(
         """

@@ -1,4 +1,4 @@
-"""The dashboard called as a server would call it, without a server."""
+"""Call the dashboard as an ASGI app, without a server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from psycopg import sql
 
 from horsies.web import create_dashboard
 from horsies.web.dashboard import Dashboard
+from tests.support.servers import drop_database, named
 
 BASE = "http://localhost"
 INTENT = {"X-Horsies-Intent": "action"}
@@ -21,13 +22,19 @@ INTENT = {"X-Horsies-Intent": "action"}
 Request = tuple[str, str, dict[str, Any]]
 
 
-def calls(dashboard: Any, *requests: Request, base: str = BASE) -> list[httpx.Response]:
-    """Make requests one after the other: method, path, and what else httpx is told."""
+def calls(
+    dashboard: Any, *requests: Request, base: str = BASE, client: str | None = "127.0.0.1"
+) -> list[httpx.Response]:
+    """Make requests one after the other: method, path, httpx arguments. A client of None stands for a Unix socket."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        on_socket = {"client": None, "server": ("/run/dashboard.sock", None)} if client is None else {}
+        await dashboard({**scope, **on_socket}, receive, send)
 
     async def make() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(dashboard)
-        async with httpx.AsyncClient(transport=transport, base_url=base) as client:
-            answers = [await client.request(method, path, **more) for method, path, more in requests]
+        transport = httpx.ASGITransport(serve, client=(client or "", 40_000))
+        async with httpx.AsyncClient(transport=transport, base_url=base) as session:
+            answers = [await session.request(method, path, **more) for method, path, more in requests]
         if isinstance(dashboard, Dashboard):
             await dashboard.close()
         return answers
@@ -45,7 +52,7 @@ def post(path: str, json: Any = None, headers: dict[str, str] = INTENT) -> Reque
 
 @pytest.fixture
 def call(database_url: str) -> Callable[..., list[httpx.Response]]:
-    """Calls of a dashboard on this test's database that allows actions; a fresh one each time."""
+    """Call a new dashboard with actions enabled, on this test's database."""
 
     def make(*requests: Request, **settings: Any) -> list[httpx.Response]:
         return calls(create_dashboard(database_url, **{"enable_actions": True, **settings}), *requests)
@@ -55,12 +62,12 @@ def call(database_url: str) -> Callable[..., list[httpx.Response]]:
 
 @pytest.fixture(scope="module")
 def quiet_call(server_url: str, template: str) -> Iterator[Callable[..., list[httpx.Response]]]:
-    """The same, on one database for a module's tests that store nothing."""
+    """Call a new dashboard, on one database for all tests of a module that store nothing."""
     name = "quiet_web_" + uuid4().hex
     with psycopg.connect(server_url, autocommit=True) as admin:
         admin.execute(
             sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
         )
-        url = server_url.rpartition("/")[0] + f"/{name}"
+        url = named(server_url, name)
         yield lambda *requests: calls(create_dashboard(url, enable_actions=True), *requests)
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        drop_database(admin, name)

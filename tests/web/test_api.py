@@ -1,4 +1,4 @@
-"""The API tells what there is, refuses what makes no sense, and acts once."""
+"""The API returns the stored data, refuses invalid requests, and carries out each action once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from uuid import UUID
 
 import httpx2 as httpx
 import psycopg
+import pytest
 
 from horsies import DailySchedule, PostgresConfig, TaskSchedule
-from horsies.portal import run_sync
-from horsies.schedule.definition import write
-from horsies.storage.database import connect
-from horsies.storage.rollups import roll
+from horsies.db.connection import connect
+from horsies.db.queries.retention import roll_up
+from horsies.event_loop import run_sync
+from horsies.schedule.model import encode_definition
 from tests.docs.pages import ROOT, tables
 from tests.web.conftest import get, post
 
@@ -37,6 +38,35 @@ def fail(db: Db, name: str = "add", queue: str = "default", count: int = 1) -> l
     ]
 
 
+STORE = """
+    INSERT INTO horsies_tasks (task_name, queue_name, live, status, error_code, started_at, terminal_at, kwargs,
+                               claimed_by_worker_id)
+    SELECT %(name)s, %(queue)s, live, %(status)s, %(code)s, now(), CASE WHEN NOT live THEN now() END, '{}',
+           CASE WHEN %(status)s = 'RUNNING' THEN gen_random_uuid() END
+      FROM (SELECT %(status)s IN ('PENDING', 'RUNNING') AS live) AS kind RETURNING id"""
+BULK = ("retry", "cancel", "delete")
+
+
+def store(db: Db, *, status: str, queue: str, name: str, code: str) -> UUID:
+    """Store one task, live or ended."""
+    row = db.execute(STORE, {"status": status, "queue": queue, "name": name, "code": code}).fetchone()
+    assert row is not None
+    return row["id"]
+
+
+def wait(db: Db, count: int) -> None:
+    for _ in range(count):
+        db.execute(
+            "INSERT INTO horsies_tasks_live (task_name, queue_name, kwargs) VALUES ('add', 'default', '{}')"
+        )
+
+
+def statuses(db: Db) -> list[str]:
+    return [
+        row["status"] for row in db.execute("SELECT status FROM horsies_tasks ORDER BY status").fetchall()
+    ]
+
+
 SENSELESS = [
     ("/api/tasks/none", 404),
     (f"/api/tasks/{NOBODY}", 404),
@@ -49,6 +79,18 @@ SENSELESS = [
     ("/api/tasks?ended=x&status=FAILED", 400),
     ("/api/tasks?limit=0", 400),
     ("/api/tasks?limit=1e9", 400),
+    ("/api/tasks?limit=501", 400),
+    ("/api/tasks?limit=000000001000000", 400),
+    ("/api/tasks?limit=0000000050", 400),
+    ("/api/tasks?limit=%2B5", 400),
+    ("/api/tasks?limit=+5", 400),
+    ("/api/tasks?limit=-5", 400),
+    ("/api/tasks?limit=1_0", 400),
+    ("/api/tasks?limit=5%0A", 400),
+    ("/api/tasks?limit=%EF%BC%95", 400),
+    ("/api/tasks?limit=", 400),
+    ("/api/workflows?limit=000000001000000", 400),
+    ("/api/actions?limit=000000001000000", 400),
     ("/api/tasks?q=%00", 400),
     (f"/api/tasks?q={'x' * 501}", 400),
     ("/api/overview?range=1y", 400),
@@ -65,19 +107,77 @@ def test_what_makes_no_sense_is_refused_with_the_reason(quiet_call: Call) -> Non
         assert answer.json()["error"]["message"]
 
 
-def test_a_retry_that_does_not_say_which_is_refused(quiet_call: Call) -> None:
+@pytest.mark.parametrize("act", BULK)
+def test_a_bulk_action_that_does_not_say_which_tasks_is_refused(quiet_call: Call, act: str) -> None:
     vague = [
         {},
         {"ids": ["x"]},
+        {"ids": []},
         {"ids": [], "filter": {}},
         {"filter": {"sql": "1=1"}},
-        {"filter": {"status": "COMPLETED"}},
+        {"filter": {"q": "x"}},
+        {"filter": {"status": "LOST"}},
+        {"filter": {"status": "PENDING" if act != "cancel" else "COMPLETED"}},
         [],
     ]
 
-    answers = quiet_call(*(post("/api/tasks/retry", body) for body in vague))
+    answers = quiet_call(*(post(f"/api/tasks/{act}", body) for body in vague))
 
     assert [answer.status_code for answer in answers] == [400] * len(vague)
+
+
+@pytest.mark.parametrize("act", BULK)
+def test_an_empty_filter_is_refused_with_the_remedy_and_touches_no_task(call: Call, db: Db, act: str) -> None:
+    fail(db, count=2)
+    wait(db, count=2)
+    empty = [{}, {"code": None}, {"status": None, "queue": None, "name": None, "code": None}]
+
+    answers = call(
+        *(
+            post(f"/api/tasks/{act}", {"filter": each, "dry_run": dry})
+            for each in empty
+            for dry in (True, False)
+        )
+    )
+
+    for answer in answers:
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "The filter is empty, so it would match every task."
+        assert "status, queue, name and code" in answer.json()["error"]["help"]
+    assert statuses(db) == ["FAILED", "FAILED", "PENDING", "PENDING"]
+
+
+FIELDS = {"queue": "mail", "name": "send", "code": "TIMEOUT"}
+
+
+@pytest.mark.parametrize("field", [*FIELDS, "status"])
+@pytest.mark.parametrize("act", BULK)
+def test_a_bulk_action_leaves_tasks_alone_that_do_not_match(call: Call, db: Db, act: str, field: str) -> None:
+    status = {"retry": "FAILED", "cancel": "PENDING", "delete": "FAILED"}[act]
+    other = {"retry": "COMPLETED", "cancel": "RUNNING", "delete": "COMPLETED"}[act]
+    filter_ = {"status": status, **FIELDS}
+    meant = store(db, **filter_)
+    spared = store(db, **{**filter_, field: other if field == "status" else "another"})
+    which = {"filter": {field: filter_[field]}}
+
+    counted, done = call(
+        post(f"/api/tasks/{act}", {**which, "dry_run": True}), post(f"/api/tasks/{act}", which)
+    )
+
+    assert (counted.json()["found"], done.json()["done"]) == (1, 1)
+    left = {row["id"]: row for row in db.execute("SELECT * FROM horsies_tasks").fetchall()}
+    assert left[spared]["status"] == (other if field == "status" else status)
+    assert left[spared]["cancel_asked_at"] is None
+    match act:
+        case "delete":
+            assert meant not in left
+        case "retry":
+            assert left[meant]["status"] == "PENDING"
+        case _:
+            assert left[meant]["status"] == "CANCELLED"
+    (record,) = db.execute("SELECT subject, tasks FROM horsies_actions").fetchall()
+    assert record == {"subject": f"{field} {filter_[field]!r}", "tasks": 1}
+    db.execute("DELETE FROM horsies_tasks")  # one of them is in the name of a worker that never was
 
 
 def test_a_list_goes_on_where_the_page_before_it_ended(call: Call, db: Db) -> None:
@@ -105,7 +205,7 @@ def test_schedules_come_in_pages_and_can_be_looked_for(call: Call, db: Db) -> No
     with db.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO horsies_schedule_state (schedule_name, definition, config_hash) VALUES (%s, %s, '')",
-            [(schedule.name, write(schedule, b"{}")) for schedule in schedules],
+            [(schedule.name, encode_definition(schedule, b"{}")) for schedule in schedules],
         )
 
     seen: list[list[str]] = []
@@ -133,7 +233,7 @@ def test_schedules_come_in_pages_and_can_be_looked_for(call: Call, db: Db) -> No
     assert "after=" not in last.text
     assert "backup" not in some.text
     assert "report-2" in some.text
-    assert "No schedule fits." in none.text
+    assert "No matching schedules." in none.text
     assert odd.status_code == 400
 
 
@@ -161,7 +261,9 @@ def test_many_tasks_are_counted_first_and_then_acted_on(call: Call, db: Db) -> N
     counted, retried = call(
         post("/api/tasks/retry", {**which, "dry_run": True}), post("/api/tasks/retry", which)
     )
-    cancelled, deleted = call(post("/api/tasks/cancel", which), post("/api/tasks/delete", {"filter": {}}))
+    cancelled, deleted = call(
+        post("/api/tasks/cancel", which), post("/api/tasks/delete", {"filter": {"name": "add"}})
+    )
 
     numbers = [
         (answer.json()["done"], answer.json()["found"]) for answer in (counted, retried, cancelled, deleted)
@@ -191,7 +293,7 @@ def test_counters_only_grow_whatever_is_deleted(call: Call, db: Db, database_url
     fail(db, 'mail "x"\n', "default", 2)
     run_sync(_count(database_url))
     (before,) = call(get("/metrics"))
-    call(post("/api/tasks/delete", {"filter": {}}))
+    call(post("/api/tasks/delete", {"filter": {"queue": "default"}}))
     db.execute("DELETE FROM horsies_rollups")
     (after,) = call(get("/metrics"))
 
@@ -216,7 +318,7 @@ def test_the_page_on_metrics_lists_those_that_there_are(quiet_call: Call) -> Non
 
 async def _count(url: str) -> None:
     async with await connect(PostgresConfig(database_url=url)) as connection:
-        await roll(connection)
+        await roll_up(connection)
 
 
 def test_the_description_of_the_api_names_every_call(quiet_call: Call) -> None:

@@ -1,4 +1,4 @@
-"""`horsies web` as people start it."""
+"""The command `horsies web`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import urllib.request
 
 import click
 
-from horsies.cli.web import web
+from horsies.cli.services import web
 from tests.cli.conftest import refused
 from tests.docs.pages import ROOT, tables
 from tests.support.workers import Workplace
@@ -53,7 +53,8 @@ def _once_it_answers(url: str, process: subprocess.Popen[str]) -> object:
 
 
 def test_every_flag_is_listed() -> None:
-    flags = {flag for option in web.params if isinstance(option, click.Option) for flag in option.opts}
+    options = [each for each in web.params if isinstance(each, click.Option) and not each.hidden]
+    flags = {flag for option in options for flag in option.opts}
 
     rows = tables(ROOT / "docs" / "dashboard.md")["Dashboard"]
 

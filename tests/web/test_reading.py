@@ -1,4 +1,4 @@
-"""What the dashboard reads costs the same however much there is, cannot write, and was counted once."""
+"""The cost of a page does not grow with the number of tasks, and the dashboard's reading role cannot write."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ import pytest
 from psycopg import ClientCursor, errors
 
 from horsies import PostgresConfig, RetentionConfig
-from horsies.portal import run_sync
-from horsies.storage import dashboard
-from horsies.storage.database import connect
-from horsies.storage.rollups import roll
-from horsies.storage.sights import Depth, Node, Queue, Slot
+from horsies.db.connection import connect
+from horsies.db.queries import inspect, statistics
+from horsies.db.queries.inspect import FIRST_PAGE, PageStart, Queue, TaskFilter, WorkflowNode
+from horsies.db.queries.retention import roll_up
+from horsies.db.queries.statistics import Depth, TimeSlot
+from horsies.event_loop import run_sync
+from horsies.web.charts import RANGES, points, quantile
 from horsies.web.graph import levels, picture
-from horsies.web.series import RANGES, points, quantile
-from horsies.worker.janitor import Janitor
+from horsies.web.state import read_only_database
+from horsies.worker.retention import run_retention
 
 Db = psycopg.Connection[dict[str, Any]]
 MANY = 20_000
+SQL = {**inspect.SQL, **statistics.SQL}
 FILL = f"""
 INSERT INTO horsies_tasks_live (task_name, kwargs) SELECT 'add', '{{}}' FROM generate_series(1, {MANY});
 INSERT INTO horsies_tasks (task_name, live, status, started_at, terminal_at, error_code)
@@ -36,14 +39,15 @@ SELECT date_trunc('minute', now()) - make_interval(mins => n), CASE WHEN q = 0 T
 """
 VALUES: dict[str, Any] = {
     "before": UUID(int=1 << 127), "after": UUID(int=0), "ended": "infinity", "since": datetime(2020, 1, 1, tzinfo=UTC),
-    "most": 1_000, "limit": 50, "status": None, "queue": None, "name": None, "code": None, "q": None, "id": uuid4(),
-    "shown": 100, "until": datetime.now(UTC), "part": "args", "parts": True,
+    "most": 1_000, "limit": 50, "status": None, "queue": None, "name": None, "code": None, "q": None, "in_arguments": True, "id": uuid4(),
+    "shown": 100, "until": datetime.now(UTC), "part": "args", "parts": True, "live_only": False, "with_messages": True,
+    "ids": [uuid4()],
 }  # fmt: skip
 
 
 PAGES = (
-    "tasks", "tasks_end", "live_tasks", "live_tasks_end", "failed_tasks", "failed_tasks_end", "codes", "task", "attempts",
-    "payload", "queues", "children", "workflows", "nodes",
+    "tasks", "tasks_end", "failed_tasks", "failed_tasks_end", "failures_by_queue", "error_codes", "task", "attempts",
+    "payload", "queues", "running_tasks", "workflows", "nodes",
 )  # fmt: skip
 MEANT = {
     "failed_tasks": "terminal_at_id_idx", "tasks": "_pkey", "queues": "horsies_tasks_live_claim",
@@ -66,6 +70,62 @@ def test_no_page_walks_through_all_tasks(db: Db) -> None:
         assert any(name.endswith(index) for name in indexes), (verb, indexes)
 
 
+@pytest.mark.parametrize("verb", ["queues", "running_tasks"])
+def test_the_first_tasks_of_a_deep_queue_are_read_in_the_order_of_an_index(db: Db, verb: str) -> None:
+    db.execute("INSERT INTO horsies_tasks_live (task_name) SELECT 'add' FROM generate_series(1, %s)", (MANY,))
+    db.execute("VACUUM ANALYZE horsies_tasks_live")
+
+    with db.transaction():
+        db.execute(inspect.IN_INDEX_ORDER)
+        plan = _plan(db, verb, most=inspect.MOST_COUNTED)
+
+    ways = {(kind, index) for kind, table, index in _scans(plan) if table == "horsies_tasks_live"}
+    by_key = ("Index Scan", "horsies_tasks_live_pkey")
+    assert ways - {by_key} <= {
+        (kind, "horsies_tasks_live_claim") for kind in ("Index Scan", "Index Only Scan")
+    }
+    assert ways
+
+
+def test_a_list_of_failures_reads_nothing_of_the_backlog(db: Db) -> None:
+    db.execute("INSERT INTO horsies_tasks_live (task_name) SELECT 'add' FROM generate_series(1, %s)", (MANY,))
+    db.execute("VACUUM ANALYZE horsies_tasks_live")
+
+    for verb in ("failed_tasks", "failed_tasks_end"):
+        scans = _scans(_plan(db, verb))
+        assert [index for _, table, index in scans if table == "horsies_tasks_live"] == [
+            "horsies_tasks_live_failed"
+        ]
+
+
+def test_a_failed_task_that_stayed_in_the_live_table_is_listed(database_url: str, db: Db) -> None:
+    stuck = uuid4()
+    db.execute("INSERT INTO horsies_tasks_live (id, task_name) VALUES (%s, 'add')", (stuck,))
+    db.execute(
+        "UPDATE horsies_tasks_live SET status = 'FAILED', claimed_by_worker_id = gen_random_uuid(), failed_at = now(),"
+        " error_code = 'POISONED_ROW'"
+    )
+    db.execute(
+        "INSERT INTO horsies_tasks (id, task_name, live, status, failed_at, terminal_at)"
+        " SELECT gen_random_uuid(), 'add', false, 'FAILED', at, at"
+        "   FROM generate_series(now() - interval '3 min', now() + interval '2 min', interval '1 min') AS at"
+    )
+
+    async def pages() -> list[str]:
+        found: list[str] = []
+        start: PageStart | None = FIRST_PAGE
+        async with await connect(PostgresConfig(database_url=database_url)) as connection:
+            while start is not None:
+                page = await inspect.tasks(connection, TaskFilter(), start, limit=2, failed=True)
+                found += [task.task_id for task in page.tasks]
+                start = page.next
+        return found
+
+    found = run_sync(pages())
+    assert len(found) == len(set(found)) == 7
+    assert found.index(str(stuck)) in (2, 3)
+
+
 def _large(db: Db) -> set[str]:
     rows = db.execute(
         "SELECT relname FROM pg_class WHERE relname LIKE 'horsies_tasks%' AND reltuples > 1000"
@@ -74,10 +134,10 @@ def _large(db: Db) -> set[str]:
     return {row["relname"] for row in rows}
 
 
-def _plan(db: Db, verb: str) -> dict[str, Any]:
+def _plan(db: Db, verb: str, **others: Any) -> dict[str, Any]:
     cursor = ClientCursor(db)
     values = VALUES | ({"since": datetime.now(UTC) - timedelta(hours=1)} if verb == "minutes" else {})
-    cursor.execute(b"EXPLAIN (FORMAT JSON) " + dashboard.SQL[verb], values)
+    cursor.execute(b"EXPLAIN (FORMAT JSON) " + SQL[verb], values | others)
     row: Any = cursor.fetchone()
     return row["QUERY PLAN"][0]["Plan"]
 
@@ -91,7 +151,7 @@ def _scans(node: dict[str, Any]) -> Iterator[tuple[str, str, str | None]]:
 
 def test_a_viewers_connection_cannot_write_and_gives_up_by_itself(database_url: str) -> None:
     async def look() -> tuple[Any, ...] | None:
-        database = dashboard.viewing(
+        database = read_only_database(
             PostgresConfig(database_url=f"{database_url}?options=-csearch_path%3Dpublic")
         )
         async with database.connection() as connection:
@@ -115,7 +175,7 @@ def test_each_minute_is_counted_once_whoever_counts(database_url: str, db: Db) -
 
     async def count() -> int:
         async with await connect(PostgresConfig(database_url=database_url)) as connection:
-            return await roll(connection)
+            return await roll_up(connection)
 
     async def at_once() -> list[int]:
         return await asyncio.gather(*(count() for _ in range(3)))
@@ -136,7 +196,7 @@ def test_the_leading_worker_counts_and_nobody_else(database_url: str, db: Db) ->
 
     async def keep_house(leads: bool, seconds: float) -> int:
         housework = asyncio.create_task(
-            Janitor(postgres, RetentionConfig(), lambda: leads, count_seconds=0.01).run()
+            run_retention(postgres, RetentionConfig(), lambda: leads, count_seconds=0.01)
         )
         try:
             async with asyncio.timeout(seconds):
@@ -154,14 +214,14 @@ def test_the_leading_worker_counts_and_nobody_else(database_url: str, db: Db) ->
 
 
 def test_a_backlog_too_deep_to_count_is_told_from_the_last_sounding(database_url: str, db: Db) -> None:
-    deep = dashboard.MOST_COUNTED + 50
+    deep = inspect.MOST_COUNTED + 50
     db.execute("INSERT INTO horsies_tasks_live (task_name) SELECT 'add' FROM generate_series(1, %s)", (deep,))
 
     async def ask() -> list[Queue]:
         async with await connect(PostgresConfig(database_url=database_url)) as connection:
-            before = await dashboard.queues(connection)
-            await roll(connection)
-            return [*before, *await dashboard.queues(connection)]
+            before = await inspect.queues(connection)
+            await roll_up(connection)
+            return [*before, *await inspect.queues(connection)]
 
     assert [(queue.is_deep, queue.sounded) for queue in run_sync(ask())] == [(True, None), (True, deep)]
 
@@ -169,9 +229,9 @@ def test_a_backlog_too_deep_to_count_is_told_from_the_last_sounding(database_url
 def test_what_no_minute_was_counted_of_comes_from_the_latest_slots() -> None:
     now = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
     counted = [
-        Slot(now.replace(second=0) - timedelta(minutes=m), 60, 0, 0, None, None) for m in range(59, 2, -1)
+        TimeSlot(now.replace(second=0) - timedelta(minutes=m), 60, 0, 0, None, None) for m in range(59, 2, -1)
     ]
-    recent = [Slot(now - timedelta(seconds=s), 1, 1, 0, None, None) for s in range(300, 0, -5)]
+    recent = [TimeSlot(now - timedelta(seconds=s), 1, 1, 0, None, None) for s in range(300, 0, -5)]
 
     sounded = [Depth(now - timedelta(minutes=m, seconds=5), m, 1) for m in range(9, 0, -1)]
 
@@ -200,8 +260,10 @@ def test_a_quantile_lies_between_the_bounds_of_its_histogram() -> None:
 
 
 def test_a_node_stands_to_the_right_of_all_that_it_waits_for() -> None:
-    def node(index: int, *before: int) -> Node:
-        return Node(index, f"n{index}", "task", "add", "PENDING", None, None, list(before), None, None, None)
+    def node(index: int, *before: int) -> WorkflowNode:
+        return WorkflowNode(
+            index, f"n{index}", "task", "add", "PENDING", None, None, list(before), None, None, None
+        )
 
     nodes = [node(0), node(1), node(2, 0, 1), node(3, 0), node(4, 2, 3), node(5, 99)]
     drawn = picture(nodes)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from protocol import URL, Producer, become, begun
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
-from horsies.storage.migrate import migrate
+from horsies.db.migrations import migrate
 
 config = PostgresConfig(database_url=URL)
 app = Horsies(AppConfig(broker=config, claim_lease_ms=30_000))

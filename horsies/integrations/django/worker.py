@@ -1,9 +1,10 @@
-"""The app that `manage.py horsies worker` runs: that of the default backend, with the `tasks` module of every installed app.
+"""The app that `manage.py horsies worker` runs: the default backend's, with the `tasks` module of every installed app.
 
-It sets Django up by itself, since the processes of a worker import it anew.
+It calls `django.setup` itself, because every process of a worker imports it.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # Django is not typed.
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from django.apps import apps
 from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
-from horsies.integrations.django.queue import queue_of
+from horsies.integrations.django.backend import HorsiesBackend
 
 if not apps.ready:
     django.setup()
 autodiscover_modules("tasks")
-_default = settings.TASKS["default"]
-app = queue_of("default", set(_default.get("QUEUES", ["default"])), _default.get("OPTIONS", {})).app
+app = HorsiesBackend("default", settings.TASKS["default"]).app

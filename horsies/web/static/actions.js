@@ -1,4 +1,4 @@
-// What viewers do: each act is asked about first, sent with a header that no form can send, and its outcome is told.
+// Actions: ask for confirmation, send the request with a header that no form can send, and show the outcome.
 
 const base = document.documentElement.dataset.base;
 const counted = (count) => (count === 1 ? "1 task" : `${count.toLocaleString("en")} tasks`);
@@ -9,9 +9,9 @@ export async function post(path, body) {
     headers: { "X-Horsies-Intent": "action", "Content-Type": "application/json" },
     body: typeof body === "string" ? body : JSON.stringify(body ?? {}),
   });
-  const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error([said.error?.message ?? `It was refused (${answer.status}).`, said.error?.help].filter(Boolean).join(" "));
-  return said;
+  const reply = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error([reply.error?.message ?? `The request failed (${answer.status}).`, reply.error?.help].filter(Boolean).join(" "));
+  return reply;
 }
 
 function toast(text, style = "") {
@@ -22,13 +22,13 @@ function toast(text, style = "") {
   setTimeout(() => shown.remove(), 6000);
 }
 
-// A question with its answer; with a text to edit, what became of it.
-function ask(question, label, danger, text) {
+// Ask for confirmation, with a text to edit if one is given. Returns null if declined, else the edited text or true.
+function ask(question, { confirm, decline = "Go back", danger = false, text }) {
   const dialog = document.getElementById("ask");
-  const form = document.createElement("form"), told = document.createElement("p");
+  const form = document.createElement("form"), prompt = document.createElement("p");
   form.method = "dialog";
-  told.textContent = question;
-  form.append(told);
+  prompt.textContent = question;
+  form.append(prompt);
   const edited = document.createElement("textarea");
   if (text !== undefined) {
     edited.value = text;
@@ -39,7 +39,7 @@ function ask(question, label, danger, text) {
   }
   const row = document.createElement("div");
   row.className = "acts";
-  for (const [value, name, style] of [["no", "Not now", ""], ["yes", label, danger ? "danger" : "primary"]]) {
+  for (const [value, name, style] of [["no", decline, ""], ["yes", confirm, danger ? "danger" : "primary"]]) {
     const button = document.createElement("button");
     button.className = `act ${style}`;
     button.value = value;
@@ -64,7 +64,9 @@ async function carryOut(work, refresh) {
 }
 
 async function act(button, refresh) {
-  if (!(await ask(button.dataset.question, button.textContent, button.classList.contains("danger")))) return;
+  const danger = button.classList.contains("danger");
+  const answers = { confirm: button.dataset.confirm ?? button.textContent, decline: danger ? "Keep it" : "Go back", danger };
+  if (!(await ask(button.dataset.question, answers))) return;
   await carryOut(async () => {
     await post(button.dataset.act, JSON.parse(button.dataset.body ?? "{}"));
     return `${button.textContent}: done.`;
@@ -76,17 +78,17 @@ async function resend(button, refresh) {
   const whole = await fetch(`${base}/api/tasks/${task}/kwargs`);
   const text = whole.ok ? await whole.text() : "{}";
   const shown = text.length < 100000 ? pretty(text) : text;
-  const edited = await ask("Send a new task like this one, with these arguments:", "Send", false, shown);
+  const edited = await ask("Send a new task with these arguments:", { confirm: "Send", text: shown });
   if (!edited) return;
   await carryOut(async () => {
     JSON.parse(edited);
-    const said = await post(`/api/tasks/${task}/resend`, `{"kwargs": ${edited}}`);
-    location.assign(`${base}/tasks/${said.task_id}`);
+    const reply = await post(`/api/tasks/${task}/resend`, `{"kwargs": ${edited}}`);
+    location.assign(`${base}/tasks/${reply.task_id}`);
     return "Sent.";
   }, refresh);
 }
 
-// Numbers too long for JavaScript would change on the way through JSON.parse: then the text stays as it is.
+// JSON.parse would round numbers with more than 15 digits, so a text with such numbers is not reformatted.
 function pretty(text) {
   try {
     return /\d{16}/.test(text) ? text : JSON.stringify(JSON.parse(text), null, 2);
@@ -100,8 +102,8 @@ const picked = () => [...document.querySelectorAll(".pick:checked")].map((box) =
 function count() {
   const ids = picked(), bulk = document.getElementById("bulk");
   if (!bulk) return;
-  const all = bulk.dataset.filterable === "yes" ? "None chosen: acts on all that fit the filters" : "None chosen";
-  document.getElementById("chosen").textContent = ids.length ? `${counted(ids.length)} chosen` : all;
+  const all = bulk.dataset.filterable === "yes" ? "None selected: actions apply to all tasks that match the filters" : "None selected";
+  document.getElementById("chosen").textContent = ids.length ? `${counted(ids.length)} selected` : all;
   for (const button of bulk.querySelectorAll("[data-bulk]")) button.disabled = !ids.length && bulk.dataset.filterable !== "yes";
 }
 
@@ -114,12 +116,13 @@ async function bulk(button, refresh) {
   } catch (error) {
     return toast(error.message, "bad");
   }
-  if (!found) return toast(`${button.textContent}: none of them can be.`, "bad");
-  if (!(await ask(`${button.textContent} ${counted(found)}?`, button.textContent, true))) return;
+  if (!found) return toast(`${button.textContent}: not possible for any of these tasks.`, "bad");
+  const noun = found === 1 ? "task" : "tasks", decline = { retry: "Go back" }[button.dataset.bulk] ?? (found === 1 ? "Keep it" : "Keep them");
+  if (!(await ask(`${button.textContent} ${counted(found)}?`, { confirm: `${button.textContent} ${noun}`, decline, danger: true }))) return;
   await carryOut(async () => {
-    const said = await post(path, which);
+    const reply = await post(path, which);
     for (const box of document.querySelectorAll(".pick:checked")) box.checked = false;
-    return `${button.textContent}: ${counted(said.done)} of ${said.found.toLocaleString("en")}.`;
+    return `${button.textContent}: ${counted(reply.done)} of ${reply.found.toLocaleString("en")}.`;
   }, refresh);
 }
 
@@ -131,7 +134,17 @@ async function showAll(link) {
   link.remove();
 }
 
+async function logOut() {
+  try {
+    await post("/logout");
+    location.assign(`${base}/login`);
+  } catch (error) {
+    toast(error.message, "bad");
+  }
+}
+
 export function actions(refresh) {
+  document.getElementById("logout")?.addEventListener("click", logOut);
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-act], [data-resend], [data-bulk], a[data-whole]");
     if (!button) return;

@@ -1,11 +1,11 @@
-// Keyboard shortcuts: g and a letter goes somewhere, j and k walk a list, ? tells about all of them.
+// Keyboard shortcuts: g and a letter open a page, j and k move in a list, ? lists all shortcuts.
 
-const PATIENCE = 1200;
+const SEQUENCE_MS = 1200; // between g and the letter
 const HELP = [
   ["g o", "overview"], ["g t", "tasks"], ["g q", "queues"], ["g w", "workers"], ["g f", "workflows"],
   ["g s", "schedules"], ["g h", "health"], ["g a", "API"], ["/", "find a task"], ["j  k", "down and up in a list"],
-  ["Enter", "open what is marked"], ["x", "choose what is marked"], ["n", "older page"], ["d", "light or dark"],
-  ["?", "these keys"], ["Esc", "close"],
+  ["Enter", "open the marked row"], ["x", "select the marked row"], ["n", "older page"], ["d", "light or dark"],
+  ["?", "keyboard shortcuts"], ["Esc", "close"],
 ];
 
 let marked = -1;
@@ -63,7 +63,7 @@ export function keys() {
     }
     if (document.querySelector("dialog[open]")) return;
     if (event.key === "Enter" && event.target.matches("a, button, summary")) return;
-    const screen = Date.now() - going < PATIENCE && document.querySelector(`nav [data-key="${CSS.escape(event.key)}"]`);
+    const screen = Date.now() - going < SEQUENCE_MS && document.querySelector(`nav [data-key="${CSS.escape(event.key)}"]`);
     going = event.key === "g" ? Date.now() : 0;
     if (screen) return void location.assign(screen.href);
     if (ACTS[event.key]) {

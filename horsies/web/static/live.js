@@ -1,4 +1,4 @@
-// Keeps the open page up to date: on news from the server the page is fetched again and only what differs is changed.
+// Live updates: when the server says that data changed, fetch the page again and patch only the differences.
 import { morph } from "./morph.js";
 
 const base = document.documentElement.dataset.base;
@@ -7,14 +7,14 @@ const PAUSE = 1000, AGAIN = 2500;
 export function live() {
   const main = document.getElementById("main"), sign = document.getElementById("live");
   const banner = document.getElementById("banner");
-  let loading = false, wanted = false, trouble = Boolean(main.querySelector(".trouble")), last = 0;
+  let loading = false, stale = false, failed = Boolean(main.querySelector("[data-error]")), last = 0;
 
-  function say(state, text) {
+  function showState(state, text) {
     sign.className = `live ${state}`;
     sign.querySelector("span").textContent = text;
   }
 
-  function tell(message) {
+  function showBanner(message) {
     banner.textContent = message ?? "";
     banner.hidden = !message;
   }
@@ -31,42 +31,42 @@ export function live() {
   }
 
   async function refresh() {
-    if (loading) return void (wanted = true);
+    if (loading) return void (stale = true);
     loading = true;
-    wanted = false;
+    stale = false;
     try {
       await load();
-      trouble = false;
-      tell(null);
-      say("on", "live");
+      failed = false;
+      showBanner(null);
+      showState("on", "live");
     } catch (error) {
-      trouble = true;
-      say("off", "waiting");
+      failed = true;
+      showState("off", "reconnecting");
       const problem = error instanceof TypeError ? "The dashboard does not answer." : error.message;
-      tell(`${problem || "Something is wrong."} You see how it was at ${new Date(last || performance.timeOrigin).toLocaleTimeString()}; trying again.`);
+      showBanner(`${problem || "The page could not be updated."} This page shows the state of ${new Date(last || performance.timeOrigin).toLocaleTimeString()}. Trying again…`);
     }
-    if (!trouble) last = Date.now();
+    if (!failed) last = Date.now();
     setTimeout(() => {
       loading = false;
-      if (wanted || trouble || main.querySelector("[data-again]")) refresh();
-    }, trouble ? AGAIN : PAUSE);
+      if (stale || failed || main.querySelector("[data-again]")) refresh();
+    }, failed ? AGAIN : PAUSE);
   }
 
-  // A browser opens six connections to a server and no more: a page that nobody sees gives its own back.
+  // A browser opens at most six connections to a server, so a hidden page closes its stream.
   let source = null;
-  function follow() {
+  function connect() {
     source?.close();
     source = null;
     if (document.hidden) return;
     const mine = (source = new EventSource(`${base}/events`));
-    mine.addEventListener("open", () => say("on", "live"));
+    mine.addEventListener("open", () => showState("on", "live"));
     mine.addEventListener("changed", refresh);
-    mine.addEventListener("trouble", refresh);
-    // A stream ends now and then, and the browser opens the next: only one that stays away is worth a word.
-    mine.addEventListener("error", () => setTimeout(() => source === mine && mine.readyState !== EventSource.OPEN && say("off", "waiting"), AGAIN));
+    mine.addEventListener("unavailable", refresh);
+    // The server ends streams regularly and the browser opens the next one. Only a longer gap is shown.
+    mine.addEventListener("error", () => setTimeout(() => source === mine && mine.readyState !== EventSource.OPEN && showState("off", "reconnecting"), AGAIN));
   }
-  document.addEventListener("visibilitychange", follow);
-  follow();
-  if (trouble || main.querySelector("[data-again]")) setTimeout(refresh, trouble ? AGAIN : PAUSE);
+  document.addEventListener("visibilitychange", connect);
+  connect();
+  if (failed || main.querySelector("[data-again]")) setTimeout(refresh, failed ? AGAIN : PAUSE);
   return refresh;
 }

@@ -1,4 +1,4 @@
-// Wires up a page. Everything is rendered by the server; what is open asks for itself again when there is news.
+// Set up a page. The server renders all content; open pages fetch it again when data changed.
 import { actions } from "./actions.js";
 import { keys } from "./keys.js";
 import { live } from "./live.js";
@@ -16,17 +16,17 @@ function theme() {
   });
 }
 
-// «12 s ago» grows by itself.
+// Update relative times such as "12 s ago" every second.
 function ages() {
   const units = [[86400, "d", 2], [3600, "h", 2], [60, "min", 1]];
-  const told = (seconds) => {
+  const format = (seconds) => {
     for (const [size, unit, least] of units) if (seconds >= least * size) return `${Math.floor(seconds / size)} ${unit}`;
     return `${Math.round(seconds)} s`;
   };
   setInterval(() => {
     for (const each of document.querySelectorAll("time[data-since]")) {
       const seconds = Date.now() / 1000 - Number(each.dataset.since);
-      each.textContent = seconds >= 0 ? `${told(seconds)} ago` : `in ${told(-seconds)}`;
+      each.textContent = seconds >= 0 ? `${format(seconds)} ago` : `in ${format(-seconds)}`;
     }
   }, 1000);
 }

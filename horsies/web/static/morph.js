@@ -1,5 +1,5 @@
-// Make one tree like another with as few changes as possible, so that focus, selection and scroll positions stay.
-// What a viewer has set stays as well: ticked boxes, opened details, text that is being typed.
+// Make one DOM tree equal to another with few changes, so that focus, selection and scroll positions stay.
+// The viewer's own changes stay as well: ticked boxes, opened details, text being typed.
 
 export function morph(old, fresh) {
   const kept = new Map();
@@ -32,11 +32,11 @@ function update(old, fresh) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && !theirs(old, name)) old.setAttribute(name, value);
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !theirs(old, name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && !isViewersOwn(old, name)) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !isViewersOwn(old, name)) old.removeAttribute(name);
   if (old.dataset.whole !== "shown") morph(old, fresh);
 }
 
-function theirs(element, name) {
+function isViewersOwn(element, name) {
   return (name === "open" && element.nodeName === "DETAILS") || name === "data-mine" || name === "data-whole" || (name === "class" && element.dataset.mine);
 }

@@ -1,4 +1,4 @@
-// What a plot says at the place that is pointed at.
+// The tooltip of a plot: the values at the pointer.
 
 const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
 const number = (value) => (value === null ? "–" : value >= 100 || value === 0 ? Math.round(value).toLocaleString("en") : value.toPrecision(2));

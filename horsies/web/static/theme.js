@@ -1,3 +1,3 @@
-// Runs before the first paint, so that a chosen theme does not flash.
+// Runs before the first paint, so that the page never appears in the wrong theme.
 const chosen = localStorage.getItem("horsies-theme");
 if (chosen) document.documentElement.dataset.theme = chosen;

@@ -1,0 +1,99 @@
+-- name: suspend
+-- Stop all claims from a queue, or from every queue if it is ''. Return false if it was suspended already.
+WITH suspended AS (
+    INSERT INTO horsies_suspensions (queue_name, suspended_by) VALUES (%(queue_name)s, %(actor)s)
+    ON CONFLICT DO NOTHING RETURNING queue_name
+), noted AS (
+    INSERT INTO horsies_actions (actor, action, subject) SELECT %(actor)s, 'suspend', queue_name FROM suspended
+)
+SELECT count(pg_notify('horsies_control', '')) > 0 FROM suspended;
+
+-- name: resume
+-- Allow claims from a queue again. Return false if it was not suspended.
+WITH resumed AS (
+    DELETE FROM horsies_suspensions WHERE queue_name = %(queue_name)s RETURNING queue_name
+), noted AS (
+    INSERT INTO horsies_actions (actor, action, subject) SELECT %(actor)s, 'resume', queue_name FROM resumed
+)
+SELECT count(pg_notify('horsies_control', '')) > 0 FROM resumed;
+
+-- name: suspensions
+SELECT queue_name FROM horsies_suspensions ORDER BY queue_name;
+
+-- name: count_failed
+-- Count the failed tasks that match. Tasks of workflows are not requeued one by one.
+SELECT count(*) FROM horsies_tasks_history AS task WHERE status = 'FAILED' AND workflow_id IS NULL AND {is_selected};
+
+-- name: requeue
+-- Requeue one batch of failed tasks, those that failed first. The last attempt of each is recorded with the earlier ones. A task
+-- whose id or unique key a live task has is skipped; of several with the same id or key, only the first is taken. Requeued tasks
+-- leave history, so repeating this comes to an end. An expiry that has passed is removed: it was for the first run. A task of a
+-- workflow is repeated by its workflow: `horsies workflows retry`. The message and the traceback are cut out of the stored text
+-- with a regular expression, not decoded: a text that is not JSON would fail the whole batch.
+WITH found AS (
+    SELECT * FROM horsies_tasks_history AS task
+     WHERE status = 'FAILED' AND workflow_id IS NULL AND {is_selected}
+       AND task.terminal_at IS NOT NULL AND task.claim_seq < 2147483647
+       AND NOT EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.unique_key = task.unique_key)
+       AND NOT EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.id = task.id)
+     ORDER BY task.terminal_at, task.id LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+), chosen AS (
+    SELECT *, substring(left(result, 20000) FROM '^\s*\{\s*"err".*?"message":\s*"((?:[^"\\\u0001-\u001f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)"') AS message,
+           substring(right(result, 60000) FROM '.*"traceback":\s*"((?:[^"\\\u0001-\u001f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)"') AS traceback
+      FROM (SELECT *, row_number() OVER (PARTITION BY unique_key ORDER BY terminal_at, id) AS place,
+                   row_number() OVER (PARTITION BY id ORDER BY terminal_at) AS twin FROM found) AS found
+     WHERE (unique_key IS NULL OR place = 1) AND twin = 1
+), kept AS (
+    INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, finished_at, error_code, error_message,
+                                  failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name, traceback,
+                                  requeued_at)
+    SELECT id, claim_seq, earlier_attempts::integer + retry_count + 1, 'FAILED', started_at, terminal_at, error_code,
+           ('["' || regexp_replace(message, '\\u(?:0000|d[89a-f]..)', '\\ufffd', 'gi') || '"]')::json ->> 0,
+           failed_reason, claimed_by_worker_id, worker_hostname, worker_pid, worker_process_name,
+           ('["' || regexp_replace(traceback, '\\u(?:0000|d[89a-f]..)', '\\ufffd', 'gi') || '"]')::json ->> 0, now()
+      FROM chosen WHERE started_at IS NOT NULL
+    ON CONFLICT DO NOTHING
+), back AS (
+    UPDATE horsies_tasks AS task
+       SET live = true, status = 'PENDING', claim_seq = task.claim_seq + 1,
+           earlier_attempts = least(task.earlier_attempts::integer + task.retry_count + (task.started_at IS NOT NULL)::int,
+                                    32767),
+           retry_count = 0, crash_count = 0, enqueued_at = now(), unknown_since = NULL, unknown_until = NULL, next_retry_at = NULL,
+           good_until = CASE WHEN task.good_until > now() THEN task.good_until END,
+           claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
+           completed_at = NULL, failed_at = NULL, terminal_at = NULL, result = NULL, error_code = NULL, failed_reason = NULL
+      FROM chosen
+     WHERE NOT task.live AND task.id = chosen.id AND task.terminal_at = chosen.terminal_at AND task.status = 'FAILED'
+    RETURNING task.id, task.queue_name
+), woken AS (
+    SELECT count(pg_notify(horsies_queue_channel(queue_name), '')) FROM (SELECT DISTINCT queue_name FROM back) AS touched
+)
+SELECT back.id FROM back CROSS JOIN woken;
+
+-- name: count_twins
+SELECT count(*) FROM horsies_tasks_history AS task
+ WHERE status = 'FAILED' AND workflow_id IS NULL AND {is_selected}
+   AND EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.id = task.id);
+
+-- name: note
+INSERT INTO horsies_actions (actor, action, subject, tasks) VALUES (%(actor)s, %(action)s, %(subject)s, %(tasks)s);
+
+-- name: count_finished
+-- Count the finished tasks that match. A task of a workflow is deleted with its workflow.
+SELECT count(*) FROM horsies_tasks_history AS task WHERE workflow_id IS NULL AND {is_selected};
+
+-- name: count_live
+SELECT count(*) FROM horsies_tasks_live AS task WHERE cancel_asked_at IS NULL AND {is_selected};
+
+-- name: finished
+-- List the keys of matching finished tasks, `most` of them. The time of the end is text: Python cannot hold every time.
+SELECT id, to_json(terminal_at) #>> '{}' FROM horsies_tasks_history AS task
+ WHERE workflow_id IS NULL AND {is_selected}
+ LIMIT %(most)s;
+
+-- name: resend
+INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, timeout_ms, max_retries,
+                                task_options, rate_key)
+SELECT %(new_id)s, task_name, queue_name, is_async, priority, %(kwargs)s, timeout_ms, max_retries, task_options, rate_key
+  FROM horsies_tasks WHERE id = %(id)s ORDER BY live DESC LIMIT 1
+RETURNING id::text;

@@ -1,0 +1,456 @@
+"""A child process: receive calls from the worker, run them, send back outcomes.
+
+Plain tasks run one at a time or in threads, async tasks side by side on one loop. A child exits when its parent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from horsies import logs, middleware
+from horsies.config import PostgresConfig
+from horsies.discovery import load_app
+from horsies.errors import HorsiesError
+from horsies.executor import orphan_flush, protocol
+from horsies.executor.protocol import RECALL, ChildKind, ChildSettings
+from horsies.executor.runner import Run, execute, execute_async, own_pid
+from horsies.middleware import flush
+from horsies.registry import TaskRegistry
+
+RECEIVE_BYTES = 262_144
+# The size of the reported outcomes that are kept in case the worker dies; more than a worker ever leaves unstored.
+KEPT_CHARACTERS = 1_048_576
+# An event loop that does not answer for so long is reported as blocked.
+BLOCKED_SECONDS = 0.5
+
+
+class ParentChannel:
+    """The child's end of the pipe. Keeps the last outcomes in case the worker dies, and decides when the child retires."""
+
+    def __init__(self, sock: socket.socket, settings: ChildSettings) -> None:
+        self.sock = sock
+        self._settings = settings
+        self._frames = protocol.Frames()
+        self._sending = threading.Lock()
+        self._pid = own_pid()
+        self._tasks_done = 0
+        self._calls: dict[int, protocol.Call] = {}  # by ticket
+        self._kept_characters = 0
+        self.outcomes: deque[tuple[protocol.Call, protocol.Outcome]] = deque()
+        self.postgres: PostgresConfig | None = None
+        self.cancelled: set[int] = set()  # tickets of the calls here that are to stop
+        self.is_retiring = self.is_closed = self._is_dismissed = False
+
+    @property
+    def is_orphaned(self) -> bool:
+        """True if the worker has died: it has closed the pipe without an `Exit`."""
+        return self.is_closed and not self._is_dismissed
+
+    def receive(self, flags: int = 0) -> list[protocol.Call] | None:
+        """Read the pipe and return the new calls, perhaps none; None when the pipe is closed."""
+        try:
+            data = self.sock.recv(RECEIVE_BYTES, flags)
+        except ConnectionResetError:  # the worker died without having read everything
+            data = b""
+        if not data:
+            self.is_closed = True
+            return None
+        calls: list[protocol.Call] = []
+        for body in self._frames.split(data):
+            for order in protocol.decode_orders(body):
+                match order:
+                    case protocol.Call():
+                        calls.append(order)
+                        self._calls[order.ticket] = order
+                    case protocol.Identity():
+                        self.postgres = order.postgres
+                        middleware.set_worker_id(order.worker_id or None)
+                    case protocol.Exit():
+                        self._is_dismissed = True
+                    case protocol.Cancel():
+                        if order.ticket in self._calls:
+                            self.cancelled.add(order.ticket)
+        return calls
+
+    def send(self, message: protocol.Message) -> None:
+        """Send a message. Outcomes are also kept, for when the worker has died."""
+        if own_pid() != self._pid:
+            os._exit(0)  # a process that the task forked has returned as well: only the original reports
+        with self._sending:
+            messages = [message]
+            match message:
+                case protocol.Outcome() | protocol.TimedOut():
+                    call = self._remove(message.ticket)
+                    if isinstance(message, protocol.Outcome):
+                        self._keep(call, message)
+                    if self._retires_now():
+                        messages.append(protocol.Retiring())
+                case protocol.Returned():
+                    for ticket in message.tickets:
+                        self._remove(ticket)
+                case _:
+                    pass
+            try:
+                self.sock.sendall(protocol.frame(messages))
+            except (BrokenPipeError, ConnectionResetError):
+                self.is_closed = True
+
+    def _remove(self, ticket: int) -> protocol.Call:
+        self.cancelled.discard(ticket)
+        return self._calls.pop(ticket)
+
+    def _keep(self, call: protocol.Call, outcome: protocol.Outcome) -> None:
+        self.outcomes.append((call, outcome))
+        self._kept_characters += _size(call, outcome)
+        while self._kept_characters > KEPT_CHARACTERS and len(self.outcomes) > 1:
+            self._kept_characters -= _size(*self.outcomes.popleft())
+
+    def _retires_now(self) -> bool:
+        """Count a task that has ended; return True if the child reaches a limit with it. A limit of 0 tasks is none."""
+        self._tasks_done += 1
+        if self.is_retiring:
+            return False
+        most_tasks, most_mb = self._settings.max_tasks, self._settings.max_memory_mb
+        self.is_retiring = (0 < most_tasks <= self._tasks_done) or (
+            most_mb is not None and memory_mb() >= most_mb
+        )
+        return self.is_retiring
+
+    def must_return(self, call: protocol.Call) -> bool:
+        """Return True if a call must not start: the lease of the worker has expired, or the call was cancelled."""
+        return time.monotonic() > call.valid_until or call.ticket in self.cancelled
+
+
+def _size(call: protocol.Call, outcome: protocol.Outcome) -> int:
+    return len(call.args or "") + len(call.kwargs or "") + len(outcome.result)
+
+
+@contextmanager
+def _exit_on_error() -> Generator[None]:
+    """Exit the process on any error: it could not report its calls any more."""
+    try:
+        yield
+    except BaseException:  # noqa: BLE001  any error at all
+        traceback.print_exc()
+        os._exit(1)
+
+
+class SerialServer:
+    """Runs calls one after another, until the pipe is closed or the child retires."""
+
+    def __init__(self, channel: ParentChannel, app: TaskRegistry) -> None:
+        self._channel = channel
+        self._app = app
+        self._queue: deque[protocol.Call] = deque()
+        self._uses_pipe = self._recalled = False
+
+    def serve(self) -> list[protocol.Call]:
+        """Run calls until the pipe is closed; return those not started."""
+        signal.signal(RECALL, self._on_recall)
+        while self._queue or self._receive():
+            while self._queue and not self._channel.is_closed:
+                if self._recalled:  # the signal came while the pipe was in use
+                    self._return_queue()
+                    continue
+                call = self._queue.popleft()
+                if self._channel.must_return(call):
+                    self._send(protocol.Returned([call.ticket]))
+                    continue
+                self._send(execute(self._app, Run(call, self._send_output, self._channel.cancelled)))
+                if self._channel.is_retiring:
+                    break
+            if self._channel.is_retiring or self._channel.is_closed:
+                break
+        while self._receive():
+            pass  # these calls are sent to another child: the worker knows that this one retires
+        return list(self._queue)
+
+    def _send_output(self, message: protocol.Progress | protocol.Logged) -> bool:
+        """Send progress or log lines; return False in the middle of a message, where a signal handler may have logged."""
+        if threading.current_thread() is not threading.main_thread():
+            self._channel.send(message)
+            return True
+        if self._uses_pipe:
+            return False
+        self._send(message)
+        return True
+
+    def _receive(self) -> bool:
+        """Wait for calls; return False when the worker has closed the pipe."""
+        self._uses_pipe = True
+        calls = self._channel.receive()
+        self._queue.extend(calls or ())
+        self._uses_pipe = False
+        return calls is not None
+
+    def _send(self, message: protocol.Message) -> None:
+        self._uses_pipe = True
+        self._channel.send(message)
+        self._uses_pipe = False
+        if self._recalled:
+            self._return_queue()
+
+    def _on_recall(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle the signal of the worker: it takes back the queued calls, or has sent a cancellation.
+
+        The pipe is not read or written in the middle of a message; that is done right after it.
+        """
+        self._recalled = True
+        if not self._uses_pipe:
+            self._return_queue()
+
+    def _return_queue(self) -> None:
+        """Read the pipe, and return all calls that have not started."""
+        self._recalled = False
+        with suppress(BlockingIOError):
+            while (calls := self._channel.receive(socket.MSG_DONTWAIT)) is not None:
+                self._queue.extend(calls)
+        tickets = [call.ticket for call in self._queue]
+        self._queue.clear()
+        if tickets:
+            self._send(protocol.Returned(tickets))
+
+
+def run_of(call: protocol.Call, channel: ParentChannel) -> Run:
+    """Return a run that sends its progress and log lines over the pipe, from any thread."""
+
+    def send(message: protocol.Progress | protocol.Logged) -> bool:
+        with _exit_on_error():
+            channel.send(message)
+        return True
+
+    return Run(call, send, channel.cancelled)
+
+
+def serve_in_threads(channel: ParentChannel, app: TaskRegistry, threads: int) -> None:
+    """Run calls in a fixed number of threads, until the pipe is closed."""
+
+    def run_call(call: protocol.Call) -> None:
+        with _exit_on_error():
+            if channel.must_return(call):
+                channel.send(protocol.Returned([call.ticket]))
+                return
+            if call.timeout_ms is not None:
+                channel.send(protocol.Started(call.ticket))
+            channel.send(execute(app, run_of(call, channel)))
+
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="horsies")
+    while (calls := channel.receive()) is not None:
+        for call in calls:
+            executor.submit(run_call, call)
+
+
+class LoopServer:
+    """Runs calls as tasks of one event loop. Cancels calls at their time limit, and reports a call that blocks the loop."""
+
+    def __init__(self, channel: ParentChannel, app: TaskRegistry) -> None:
+        self._channel = channel
+        self._app = app
+        self._call: ContextVar[protocol.Call] = ContextVar("call")
+        self._call_of: WeakKeyDictionary[asyncio.Task[Any], protocol.Call] = WeakKeyDictionary()
+        self._running: set[asyncio.Task[None]] = set()
+        self._started: dict[int, asyncio.Task[Any]] = {}  # by ticket, without the cancelled ones
+        self._busy = threading.Event()
+
+    async def serve(self) -> None:
+        """Run calls until the pipe is closed."""
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(self._make_task)
+        closed = loop.create_future()
+        loop.add_reader(self._channel.sock, self._receive, closed)
+        threading.Thread(target=self._watch, args=(loop,), name="horsies-watch", daemon=True).start()
+        await closed
+
+    def _receive(self, closed: asyncio.Future[None]) -> None:
+        with _exit_on_error():
+            calls = self._channel.receive()
+        if calls is None:
+            asyncio.get_running_loop().remove_reader(self._channel.sock)
+            closed.set_result(None)
+        for ticket in self._channel.cancelled & self._started.keys():
+            self._started.pop(ticket).cancel()
+        for call in calls or ():
+            self._call.set(call)  # the new task gets a copy of this context
+            task = asyncio.get_running_loop().create_task(self._run(call), name=call.task_name)
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+            self._busy.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not self._running:
+            self._busy.clear()
+
+    async def _run(self, call: protocol.Call) -> None:
+        if self._channel.must_return(call):
+            self._send(protocol.Returned([call.ticket]))
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._started[call.ticket] = task
+        if call.timeout_ms is None:
+            self._send(await self._execute(call))
+            return
+        self._send(protocol.Started(call.ticket))
+        async with asyncio.timeout(call.timeout_ms / 1000) as limit:
+            outcome = await self._execute(
+                call
+            )  # a cancellation is an outcome too, so no TimeoutError is raised
+        self._send(protocol.TimedOut(call.ticket) if limit.expired() else outcome)
+
+    async def _execute(self, call: protocol.Call) -> protocol.Outcome:
+        outcome = await execute_async(self._app, run_of(call, self._channel))
+        self._started.pop(call.ticket, None)
+        return outcome
+
+    def _send(self, message: protocol.Message) -> None:
+        if self._channel.is_closed:
+            return  # the loop is shutting down and has cancelled the rest
+        with _exit_on_error():
+            self._channel.send(message)
+
+    # Detection of a blocked event loop
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """Create a task, and note the call that it belongs to."""
+        task = asyncio.Task(coro, loop=loop, **options)
+        if (call := self._call.get(None)) is not None:
+            self._call_of[task] = call
+        return task
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Check from a thread, while calls run, that the loop still answers."""
+        while True:
+            self._busy.wait()
+            answered = threading.Event()
+            try:
+                loop.call_soon_threadsafe(answered.set)
+            except RuntimeError:
+                return  # the loop is closed
+            if answered.wait(BLOCKED_SECONDS):
+                time.sleep(BLOCKED_SECONDS)
+                continue
+            self._report_blocked(loop)
+            answered.wait()  # report each blockage once
+
+    def _report_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = asyncio.current_task(loop)
+        call = None if task is None else self._call_of.get(task)
+        frames = [] if task is None else task.get_stack(limit=1)
+        where = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else None
+        self._send(protocol.Blocked(None if call is None else call.ticket, where))
+
+
+# The process of a child
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+_libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends. Without Linux, only the closed pipe tells it."""
+    if _libc is None:
+        return
+    _libc.prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent_pid:  # it ended before the call
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show, at most 15 characters."""
+    if _libc is not None:
+        _libc.prctl(PR_SET_NAME, name.encode()[:15])
+
+
+def memory_mb() -> float:
+    """Return the resident memory of this process; without /proc, the maximum that it ever had."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize() / 1_048_576
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1_048_576 if sys.platform == "darwin" else 1_024)
+
+
+def set_up_process(sock: socket.socket, kind: ChildKind, parent_pid: int) -> None:
+    """Lead a process group, ignore Ctrl-C, end with the parent, restore default signal handlers, and guard the pipe."""
+    os.setsid()
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    name_process("horsies-async" if kind is ChildKind.ASYNC else "horsies-child")
+    os.environ["HORSIES_CHILD_PROCESS"] = "1"
+    random.seed()  # all forks would draw the same numbers
+    # Keep the pipe from processes that a task starts: it would stay open after the child has died.
+    sock.set_inheritable(False)
+    os.register_at_fork(after_in_child=sock.close)
+
+
+def run(
+    sock: socket.socket, app: TaskRegistry, settings: ChildSettings, kind: ChildKind, parent_pid: int
+) -> None:
+    """Run a child: set up the process, run calls until the pipe is closed, store the last outcomes if the worker died."""
+    set_up_process(sock, kind, parent_pid)
+    try:
+        for hook in app.child_hooks:
+            hook()
+    except BaseException as error:  # noqa: BLE001  the worker reports any failure of a hook, and stops
+        hello = protocol.Hello(
+            os.getpid(), memory_mb(), f"a child start hook failed with {type(error).__name__}: {error}"
+        )
+        sock.sendall(protocol.frame([hello]))
+        return
+    # After the hooks, which may have configured logging themselves.
+    logs.configure(settings.loglevel, app.config.log_format)
+    gc.collect()
+    sock.sendall(protocol.frame([protocol.Hello(os.getpid(), memory_mb())]))
+    channel = ParentChannel(sock, settings)
+    not_started: list[protocol.Call] = []
+    match kind:
+        case ChildKind.SERIAL:
+            not_started = SerialServer(channel, app).serve()
+        case ChildKind.THREADS:
+            serve_in_threads(channel, app, settings.threads)
+        case ChildKind.ASYNC:
+            asyncio.run(LoopServer(channel, app).serve())
+    if channel.is_orphaned and channel.postgres is not None:
+        orphan_flush.store_last_outcomes(
+            channel.postgres, app, list(channel.outcomes), not_started, settings.orphan_seconds
+        )
+    else:
+        flush(app.middleware)
+
+
+def main() -> None:
+    """Run a child as a new process (`--start-method spawn`), which imports the app itself."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    settings = ChildSettings.from_argument(sys.argv[2])
+    sys.path[:] = settings.sys_path
+    try:
+        app = load_app(settings.locator, settings.imports)
+    except HorsiesError as error:
+        sock.sendall(protocol.frame([protocol.Hello(os.getpid(), memory_mb(), str(error))]))
+        return
+    run(sock, app, settings, ChildKind(sys.argv[3]), os.getppid())

@@ -1,0 +1,187 @@
+"""Turn counts by minute into charts. Pure functions: the current time is an argument."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from horsies.db.queries.statistics import BOUNDS, BUCKETS, Depth, TimeSlot
+
+SLOT = timedelta(seconds=5)
+# The time for which a stored depth is shown. Depths are stored once a minute, now and then a little later.
+DEPTH_VALID = timedelta(minutes=3)
+
+
+class Range(NamedTuple):
+    """A time span of a chart and the length of its steps."""
+
+    name: str
+    label: str
+    span: timedelta
+    step: timedelta
+
+
+RANGES = {
+    each.name: each
+    for each in (
+        Range("5m", "5 min", timedelta(minutes=5), SLOT),
+        Range("30m", "30 min", timedelta(minutes=30), timedelta(minutes=1)),
+        Range("1h", "1 h", timedelta(hours=1), timedelta(minutes=1)),
+        Range("6h", "6 h", timedelta(hours=6), timedelta(minutes=5)),
+        Range("24h", "24 h", timedelta(hours=24), timedelta(minutes=15)),
+    )
+}
+
+
+class Point(NamedTuple):
+    """The values of one step of a chart. Times are in seconds, None if no task ended."""
+
+    at: datetime
+    completed: int
+    failed: int
+    other: int
+    run_p50: float | None
+    run_p95: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    pending: int | None
+    running: int | None
+
+
+def points(
+    which: Range,
+    minutes: Sequence[TimeSlot],
+    recent: Sequence[TimeSlot],
+    depths: Sequence[Depth],
+    now: datetime,
+) -> list[Point]:
+    """Return a point for every step that is over. Times that no stored minute covers yet come from the recent slots."""
+    counted_until = minutes[-1].at + timedelta(minutes=1) if minutes else None
+    latest = [slot for slot in recent if counted_until is None or slot.at >= counted_until]
+    slots = recent if which.step == SLOT else [*minutes, *latest]
+    end = floor(now, which.step)
+    starts = [end - which.step * back for back in range(which.span // which.step, 0, -1)]
+    ended: dict[datetime, list[TimeSlot]] = {start: [] for start in starts}
+    for slot in slots:
+        if (start := floor(slot.at, which.step)) in ended:
+            ended[start].append(slot)
+    return [_point(start, ended[start], _depth_at(start + which.step, depths)) for start in starts]
+
+
+def _depth_at(end: datetime, depths: Sequence[Depth]) -> Depth | None:
+    """Return the last stored depth before a time, None if it is too old."""
+    place = bisect_left(depths, end, key=lambda depth: depth.at)
+    return depths[place - 1] if place and end - depths[place - 1].at <= DEPTH_VALID else None
+
+
+def _point(at: datetime, slots: Sequence[TimeSlot], depth: Depth | None) -> Point:
+    runs, waits = total(slot.runs for slot in slots), total(slot.waits for slot in slots)
+    return Point(
+        at,
+        sum(slot.completed for slot in slots),
+        sum(slot.failed for slot in slots),
+        sum(slot.other for slot in slots),
+        quantile(runs, 0.5),
+        quantile(runs, 0.95),
+        quantile(waits, 0.5),
+        quantile(waits, 0.95),
+        None if depth is None else depth.pending,
+        None if depth is None else depth.running,
+    )
+
+
+def floor(at: datetime, step: timedelta) -> datetime:
+    """Return the start of the step that a time lies in."""
+    return at - timedelta(seconds=at.timestamp() % step.total_seconds())
+
+
+def total(histograms: Iterable[Sequence[int] | None]) -> list[int]:
+    """Return the sum of several histograms."""
+    counted = [histogram for histogram in histograms if histogram]
+    return [sum(counts) for counts in zip([0] * BUCKETS, *counted, strict=True)]
+
+
+def quantile(histogram: Sequence[int], share: float) -> float | None:
+    """Return a quantile of a histogram in seconds, interpolated between its bounds; None if the histogram is empty.
+
+    >>> quantile([0] * 7 + [10] + [0] * 8, 0.5)
+    0.75
+    """
+    rank = sum(histogram) * share
+    if rank == 0:
+        return None
+    below, lower = 0.0, 0.0
+    for count, upper in zip(histogram, (*BOUNDS, BOUNDS[-1]), strict=True):
+        if count and below + count >= rank:
+            return lower + (upper - lower) * (rank - below) / count
+        below, lower = below + count, upper
+    return BOUNDS[-1]
+
+
+class Series(NamedTuple):
+    """A line of a plot, with one value for each step or None."""
+
+    label: str
+    style: str
+    values: list[float | None]
+
+
+def plot(title: str, unit: str, points: Sequence[Point], lines: list[Series]) -> dict[str, Any]:
+    """Draw lines over the steps of `points`: as SVG paths in a box of 1000 by 100, with the labels beside them."""
+    top = nice(max((value or 0 for line in lines for value in line.values), default=0))
+    step = points[1].at - points[0].at
+    since, until = points[0].at.astimezone(UTC), (points[-1].at + step).astimezone(UTC)
+    if step < timedelta(minutes=1):
+        dates = "%H:%M:%S"
+    elif until - since < timedelta(hours=12):
+        dates = "%H:%M"
+    else:
+        dates = "%d %b %H:%M"
+    return {
+        "title": title,
+        "unit": unit,
+        "lines": lines,
+        "paths": [(line.style, *_paths(line.values, top)) for line in lines],
+        "top": top,
+        "since": since.strftime(dates),
+        "until": until.strftime(dates),
+        "data": {  # for the script that shows the values under the pointer
+            "since": since.timestamp(),
+            "step": step.total_seconds(),
+            "unit": unit,
+            "lines": [line._asdict() for line in lines],
+        },
+    }
+
+
+def nice(top: float) -> float:
+    """Return a round number that is at least `top`.
+
+    >>> nice(0.0), nice(3.1), nice(170)
+    (1.0, 5.0, 200.0)
+    """
+    if top <= 0:
+        return 1.0
+    size = 10.0 ** math.floor(math.log10(top))
+    return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= top * 0.999999)
+
+
+def _paths(values: Sequence[float | None], top: float) -> tuple[str, str]:
+    """Return the SVG paths of the line and of the area below it. Both have a gap where there is no value."""
+    width = 1000 / max(1, len(values) - 1)
+    line, area = "", ""
+    start = None
+    for step, value in enumerate((*values, None)):
+        if value is not None:
+            x, y = f"{step * width:.1f}", f"{100 - value / top * 100:.1f}"
+            line += f"{'M' if start is None else 'L'}{x} {y}"
+            area += f"{f'M{x} 100' if start is None else ''}L{x} {y}"
+            start = step if start is None else start
+        elif start is not None:
+            line += "h0.1" if start == step - 1 else ""
+            area += f"L{(step - 1) * width:.1f} 100Z"
+            start = None
+    return line, area

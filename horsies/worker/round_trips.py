@@ -1,0 +1,435 @@
+"""Move tasks between the database and the worker: settle, start, claim, release and expire them.
+
+No outcome is lost with a connection: outcomes that could not be written are kept and written over the next connection.
+
+The database may count tasks as this worker's that the worker does not hold: the reply to a claim was lost with its
+connection, or prefetched tasks were dropped. These are released, so that any worker can claim them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from horsies import cancellation, quarantine
+from horsies.codec import encode_result
+from horsies.config import CustomQueueConfig
+from horsies.db.connection import TRANSIENT, Connection, hangup_after
+from horsies.db.queries import tasks, workers, workflows
+from horsies.db.queries.tasks import Claimed, ClaimRequest, Completed, Expired, PoolRoom, stopped
+from horsies.durations import LONGEST_SECONDS
+from horsies.executor.pool import ChildPool
+from horsies.logs import counted
+from horsies.quarantine import RowFault
+from horsies.registry import TaskRegistry
+from horsies.result import TaskError, TaskResult
+from horsies.status import OutcomeCode
+from horsies.worker.claim import Capacity, Caps, Claimer, Limits, Owner
+from horsies.worker.pacing import LOST_SESSION_SECONDS, Sleeper
+from horsies.worker.settle import Settler
+from horsies.workflow import control, settle
+from horsies.workflow.spec import INTERNAL_TASKS
+
+logger = logging.getLogger("horsies.settle")
+
+# A round trip that takes this long may use a plan made for another table size. Statistics are refreshed at most this often.
+SLOW_SECONDS, REFRESH_SECONDS = 0.03, 5.0
+# So many names of unknown tasks are remembered.
+MAX_REPORTED = 1_000
+EXPIRED = encode_result(
+    TaskResult(
+        err=TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="the task was not started in time")
+    ),
+    Any,
+    None,
+).decode()
+
+
+class Holdings:
+    """The tasks that the children run, those prefetched, and those whose outcome is not written yet."""
+
+    def __init__(self, capacity: Capacity, settler: Settler, limits: Limits) -> None:
+        # True if the database may count tasks as ours that are not held here.
+        self.is_uncertain = False
+        # Tasks that have left their child and whose outcome is not written; kept only within concurrency limits.
+        self.unsettled: dict[str, Claimed] = {}
+        # Sessions of lost connections. Until a session has ended, its last statement may still claim tasks.
+        self.lost_sessions: set[int] = set()
+        self._check_sessions_at = 0.0
+        self._capacity = capacity
+        self._prefetched = capacity.prefetched
+        self._settler = settler
+        self._limits = limits
+        self._started_at = 0.0  # when a prefetched task was last started, or the first of them claimed
+        self._drops = 0
+
+    def in_flight(self) -> list[Claimed]:
+        """Return the tasks that count against the concurrency limits; with prefetch, only those that were started."""
+        held = [*self.unsettled.values(), *self._capacity.running]
+        return held if self._limits.prefetch else [*held, *self._prefetched]
+
+    def drop_prefetched(self) -> None:
+        """Forget the prefetched tasks; the caller sees to it that they are released, unless they are lost already."""
+        self._prefetched.clear()
+        self._drops += 1
+
+    def will_prefetch(self, now: float) -> None:
+        """Start the time that prefetched tasks may wait, if there are none yet."""
+        if not self._prefetched:
+            self._started_at = now
+
+    # Release
+
+    def release_at(self) -> float | None:
+        """Return when tasks must be released, None if never."""
+        if self.is_uncertain:
+            return float("-inf")
+        times: list[float] = []
+        if self.lost_sessions:
+            times.append(self._check_sessions_at)
+        if self._prefetched:
+            times.append(self._started_at + self._limits.hold_seconds)
+        return min(times, default=None)
+
+    def drop_stuck(self, now: float) -> bool:
+        """Drop prefetched tasks if none could be started for so long that other workers should have them."""
+        is_stuck = bool(self._prefetched) and now >= self._started_at + self._limits.hold_seconds
+        if is_stuck:
+            self.drop_prefetched()
+        return is_stuck
+
+    async def release(self, connection: Connection, worker_id: UUID) -> None:
+        """Release all tasks that the database counts as ours and that are not held here.
+
+        The statement of a lost session may still claim tasks, so the next release is due until all these sessions have ended.
+        """
+        self.is_uncertain = False  # before the await: it may be set again while the statements run
+        held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
+        held += [(ended.id, ended.claim_seq) for ended in (*self._settler.completed, *self._settler.failed)]
+        try:
+            with hangup_after(connection):
+                if asked := frozenset(self.lost_sessions):
+                    ended = asked - await workers.open_sessions(connection, asked)
+                    self.lost_sessions -= ended
+                    self._check_sessions_at = time.monotonic() + LOST_SESSION_SECONDS
+                with RowFault() as fault:
+                    await tasks.release(connection, worker_id, held)
+                if fault:
+                    await quarantine.release_apart(connection, worker_id, held)
+                await cancellation.end_unheld(connection, worker_id, held)
+        except BaseException:
+            self.is_uncertain = True
+            raise
+
+    # Prefetched tasks
+
+    async def start_prefetched(self, connection: Connection) -> bool:
+        """Start prefetched tasks; return False if some could not be: they are not ours any more, or have expired."""
+        plain = self._capacity.plain
+        chosen = self._startable()
+        if not chosen:
+            return True
+        pids = [task.pid or 0 for task in chosen]
+        drops = self._drops
+        plain.reserve(pids)
+        try:
+            ours = await tasks.start(connection, chosen)
+        except TRANSIENT:
+            self.drop_prefetched()  # some may count as started, and could not be started again: release all
+            raise
+        finally:
+            plain.unreserve(pids)
+        if self._drops != drops:
+            return True  # the worker stops, or was declared dead: they are released, or lost already
+        for _ in chosen:
+            self._prefetched.popleft()
+        self._started_at = time.monotonic()
+        started = [task for task in chosen if task.id in ours]
+        plain.submit(started)
+        self._settler.event_hooks.started(started)
+        if len(started) < len(chosen):
+            self.is_uncertain = True  # a start whose reply was lost has left the task running in our name
+            return False
+        return True
+
+    def _startable(self) -> list[Claimed]:
+        """Return the prefetched tasks that may go to a child now, each with the child's pid."""
+        plain = self._capacity.plain
+        idle = plain.idle()
+        pids = plain.free(len(self._prefetched))
+        chosen: list[Claimed] = []
+        for place, (task, pid) in enumerate(zip(self._prefetched, pids, strict=False)):
+            if task.has_expiry and place >= idle:
+                break  # it would wait in the child, and may expire there
+            chosen.append(task._replace(pid=pid))
+        return chosen
+
+
+class RoundTrips:
+    """Settles, starts and claims tasks, over the connection of the loop and a second one that helps."""
+
+    def __init__(
+        self,
+        app: TaskRegistry,
+        limits: Limits,
+        owner: Owner,
+        queues: Sequence[CustomQueueConfig],
+        pools: Sequence[ChildPool],
+    ) -> None:
+        self.limits = limits
+        self.queues = [queue.name for queue in queues]
+        self.owner = owner
+        self.registered = asyncio.Event()  # the database knows our worker id, and it is not declared dead
+        self.registered.set()
+        self.is_stopping = False
+        self.is_claim_due = True  # a claim may find tasks
+        self.settler = Settler(app)
+        self.capacity = Capacity(pools, limits)
+        self.claimer = Claimer(queues, self.capacity.pool_of, limits.max_claim_batch)
+        self.caps = Caps(limits.cluster_wide_cap, queues)
+        self.holdings = Holdings(self.capacity, self.settler, limits)
+        self.sleeper = Sleeper(self.capacity, limits.poll_seconds)
+        self._event_hooks = self.settler.event_hooks
+        self._tasks = app.tasks
+        self._grace_seconds = min(app.config.unknown_task_grace_seconds, LONGEST_SECONDS)
+        self.has_backlog = [True for _ in pools]  # by pool: the last claim filled its room
+        self._unknown: list[Claimed] = []  # just claimed, and their task is not registered here
+        self._reported: set[tuple[str, bool]] = set()  # the unknown names that were logged
+        self._refresh_at = 0.0
+
+    # Decisions
+
+    def can_claim(self) -> bool:
+        """Return True if a claim could return tasks and a child could take them, or a prefetched task can start."""
+        return any(self._claimable()) or bool(self.capacity.prefetched and self.capacity.plain.room())
+
+    def _claimable(self) -> list[int]:
+        """Return how many tasks to claim now, for each pool."""
+        counts = self.capacity.claimable()
+        return counts if self.is_claim_due and not self.is_stopping else [0 for _ in counts]
+
+    def is_usage_outdated(self) -> bool:
+        """Return True if the usage of the concurrency limits must be written, and no outcome will be written with it."""
+        if not self.caps or self.settler:
+            return False
+        return self.caps.are_outdated(self.holdings.in_flight())
+
+    # Effects
+
+    async def settle_start_and_claim(self, connection: Connection) -> None:
+        """Settle failures, start prefetched tasks, then settle completed tasks and claim."""
+        try:
+            if self.settler.failed:
+                await self._settle_failed(connection)
+            if self.capacity.prefetched and not await self.holdings.start_prefetched(connection):
+                await self.expire(connection)
+        except Exception:
+            self.is_claim_due = self.holdings.is_uncertain = True
+            raise
+        await self.settle_completed_and_claim(connection)
+
+    async def _settle_failed(self, connection: Connection) -> None:
+        """Write failures. The outcome of a task that another worker has taken over is dropped and counted."""
+        failed = self.settler.take_failed()
+        try:
+            settled = await quarantine.settle(connection, [], failed, self.owner.worker_id)
+            self._event_hooks.failed(failed, settled.failed)
+            self.sleeper.add_timer(settled.timer)
+            self.is_claim_due |= any(failure.node for failure in failed)
+            for failure in failed:
+                self.holdings.unsettled.pop(failure.id, None)
+            if any(settled.failed.values()):
+                self.sleeper.forget_due_time()  # some are retried
+            written = settled.failed
+            if not_ours := [failure for failure in failed if failure.id not in settled.failed]:
+                # A task is not stale if this worker has settled it already and the reply was lost.
+                stale = len(not_ours) - await tasks.count_settled_by(
+                    connection, self.owner.worker_id, [failure.id for failure in not_ours]
+                )
+                if stale > 0:
+                    results = counted(stale, "stale result")
+                    logger.warning("dropped %s: another worker has taken over", results)
+                else:
+                    written = written | {each.id: False for each in not_ours if not each.asked}
+            self.settler.failure_log.settled(failed, written)
+        except Exception:
+            self.settler.failed[:0] = failed
+            raise
+
+    async def settle_completed_and_claim(self, connection: Connection) -> None:
+        """Settle completed tasks and claim as many again, in one round trip and one transaction."""
+        completed = self.settler.take_completed()
+        rooms = self.capacity.pool_rooms(self._claimable())
+        limit = sum(room.room for room in rooms)
+        if not completed and not limit and not self.is_usage_outdated():
+            return
+        if limit:
+            self.is_claim_due = False  # before the await: a notification from now on counts
+        began = time.monotonic()
+        unsettled = self.holdings.unsettled
+        settling = {task.id: unsettled.pop(task.id) for task in completed if task.id in unsettled}
+        caps = self.caps.request(self.holdings.in_flight()) if self.caps else []
+        request = self.claimer.request(self.owner, rooms, self.capacity.ceiling(limit), caps, began)
+        self.capacity.reserve(rooms)
+        try:
+            settled, claimed = await self._settle_and_claim(connection, completed, request)
+            claimed = await self._load_inputs(connection, claimed)
+        except Exception:
+            self.settler.completed[:0] = completed
+            self.holdings.unsettled |= settling
+            self.is_claim_due = self.holdings.is_uncertain = True
+            self.caps.forget()
+            raise
+        finally:
+            self.capacity.unreserve(rooms)
+        self._event_hooks.completed(completed, settled)
+        if request.worker_id != self.owner.worker_id or not self.registered.is_set():
+            return  # the worker was declared dead meanwhile: what it claimed under that id is not ours
+        now = time.monotonic()  # no await until the claimed tasks are in hand: they are ours now
+        if caps:
+            self.caps.claimed(caps, [task for task in claimed if task.pid is not None])
+        if limit:
+            if self.claimer.claimed(claimed, now - began, now):
+                self.sleeper.forget_due_time()
+            self._take(claimed, rooms, now)
+        if self._unknown:
+            await self._defer_unknown(connection)
+        if now - began > SLOW_SECONDS and now > self._refresh_at:
+            self._refresh_at = now + REFRESH_SECONDS
+            await tasks.refresh(connection)
+        if settled < len(completed):
+            # Some were cancelled, or are not ours any more. The next round trip ends the former and counts the latter.
+            self.settler.failed += [stopped(task) for task in completed]
+
+    async def _settle_and_claim(
+        self, connection: Connection, completed: list[Completed], request: ClaimRequest
+    ) -> tuple[int, list[Claimed]]:
+        """Settle and claim in one transaction. Tasks that a workflow sends in it can be claimed in it."""
+        of_workflows = [task for task in completed if task.node is not None]
+        others = [task for task in completed if task.node is None]
+        with RowFault():
+            if not of_workflows:
+                return await tasks.settle_and_claim(connection, completed, request)
+            ended, claimed, timer = await settle.settle_and_claim(connection, of_workflows, others, request)
+            self.sleeper.add_timer(timer)
+            return ended, claimed
+        return await self._settle_and_claim_apart(connection, completed, request)
+
+    async def _settle_and_claim_apart(
+        self, connection: Connection, completed: list[Completed], request: ClaimRequest
+    ) -> tuple[int, list[Claimed]]:
+        """Settle tasks one by one, then claim; park the rows that make a statement fail."""
+        settled = await quarantine.settle_apart(connection, completed, [], request.worker_id)
+        self.sleeper.add_timer(settled.timer)
+        with RowFault() as fault:
+            _, claimed = await tasks.settle_and_claim(connection, [], request)
+            return len(settled.completed), claimed
+        if fault.error and not await quarantine.park_unclaimable(
+            connection, request.lanes, request.worker_id
+        ):
+            raise fault.error
+        self.is_claim_due = True
+        self.caps.forget()
+        return len(settled.completed), []
+
+    async def _load_inputs(self, connection: Connection, claimed: list[Claimed]) -> list[Claimed]:
+        """Load the inputs of tasks of workflows; park those whose inputs cannot be read."""
+        with RowFault():
+            return await workflows.load_inputs(connection, claimed)
+        self.caps.forget()  # the claim has counted tasks that are parked now
+        return await quarantine.load_inputs_apart(connection, claimed, self.owner.worker_id)
+
+    def _take(self, claimed: list[Claimed], rooms: Sequence[PoolRoom], now: float) -> None:
+        """Give claimed tasks to the children, and decide whether to claim more."""
+        if self.is_stopping:
+            self.holdings.is_uncertain = True  # too late: release them
+            return
+        if claimed:
+            self.sleeper.poll_policy.found()
+        self.holdings.will_prefetch(now)
+        pools = self.capacity.pools
+        found = [0 for _ in pools]
+        started: list[list[Claimed]] = [[] for _ in pools]
+        for task in claimed:
+            number = self.capacity.pool_of[task.is_async]
+            found[number] += 1
+            if task.task_name not in self._tasks and task.task_name not in INTERNAL_TASKS:
+                self._unknown.append(task)
+                continue
+            (self.capacity.prefetched if task.pid is None else started[number]).append(task)
+        for pool, calls in zip(pools, started, strict=True):
+            if calls:
+                pool.submit(calls)
+                self._event_hooks.started(calls)
+        for room in rooms:
+            if room.room:
+                self.has_backlog[room.pool] = found[room.pool] >= room.room
+        self._claim_again([found[room.pool] for room in rooms if found[room.pool] < room.room], now)
+
+    def _claim_again(self, found: list[int], now: float) -> None:
+        """Decide whether to claim again at once, given how many tasks each pool got that has room for more."""
+        if not found:
+            self.is_claim_due = True
+            self.sleeper.poll_policy.poll()
+            return
+        was_rewound = self.claimer.rewind()
+        self.is_claim_due |= was_rewound
+        if any(found) or not was_rewound:
+            self.sleeper.poll_policy.claimed(sum(found), now)
+
+    async def _defer_unknown(self, connection: Connection) -> None:
+        """Leave unknown tasks to other workers. One that has waited too long for them is run, and fails in its child."""
+        unknown, self._unknown = self._unknown, []
+        try:
+            deferred = await quarantine.defer_unknown(
+                connection, unknown, self._grace_seconds, self.owner.worker_id
+            )
+        except Exception:
+            self.is_claim_due = self.holdings.is_uncertain = True  # release them
+            raise
+        self.sleeper.forget_due_time()
+        known = {(task.queue_name, task.task_name) for task in unknown if deferred.get(task.id)}
+        self.claimer.leave_out(self.claimer.left_out | known)
+        self._report_unknown(unknown, known)
+        late = [task for task in unknown if task.id not in deferred]
+        self.capacity.prefetched.extend(task for task in late if task.pid is None)
+        for number, pool in enumerate(self.capacity.pools):
+            mine = [task for task in late if self.capacity.pool_of[task.is_async] == number]
+            pool.submit([task for task in mine if task.pid is not None])
+
+    def _report_unknown(self, unknown: Sequence[Claimed], known: set[tuple[str, str]]) -> None:
+        """Log each name of a task that this worker does not know, once."""
+        for queue, name in {(task.queue_name, task.task_name) for task in unknown}:
+            is_known = (queue, name) in known
+            if (name, is_known) in self._reported:
+                continue
+            if len(self._reported) >= MAX_REPORTED:
+                self._reported.clear()
+            self._reported.add((name, is_known))
+            fate = (
+                "It is left to a live worker that does"
+                if is_known
+                else "Nor does any other live worker of that queue, so it fails with WORKER_RESOLUTION_ERROR unless one"
+                f" comes within {self._grace_seconds} s"
+            )
+            logger.error(
+                "This worker does not know task %r of queue %r. %s. Does the worker import the module that defines it?",
+                name,
+                queue,
+                fate,
+            )
+
+    async def expire(self, connection: Connection) -> None:
+        """End tasks that were not started in time."""
+        late: list[Expired] = []
+        with RowFault() as fault:
+            late += await tasks.expire(connection, self.owner.worker_id, EXPIRED)
+        if fault:
+            late += await quarantine.expire_apart(connection, self.owner.worker_id, EXPIRED)
+        late += await control.expire(connection, self.owner.worker_id, EXPIRED)
+        self._event_hooks.expired(late)
+        self.settler.failure_log.expired(late)
