@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import tempfile
@@ -81,6 +82,14 @@ def _acquire(home: Path) -> None:
 def _template(home: Path) -> str:
     """Return the name of this run's template database. Other runs may share the server."""
     return home.name.replace("-", "_") + "_template"
+
+
+@pytest.fixture(autouse=True)
+def _leaks_are_found_where_they_happen() -> Iterator[None]:
+    """Collect garbage after each test: an unclosed resource fails the test that left it, and not a later one."""
+    gc.freeze()  # what is older than the test need not be looked at again
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

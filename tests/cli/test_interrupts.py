@@ -94,7 +94,8 @@ def test_a_question_that_is_interrupted_deletes_nothing(workplace, db):
         " VALUES ('t', 'default', 'COMPLETED', false, now(), now(), now())"
     )
     with terminal(workplace, "purge", "--older-than=0s") as purge:
-        purge.read_until("Delete 1 finished")
+        purge.read_until("[y/N]:")
+        purge.wait_until_it_reads()
         purge.type(CTRL_C)
 
         assert purge.wait() == 1

@@ -45,6 +45,17 @@ class TerminalCommand:
             assert left > 0, f"{text!r} was not shown within {seconds} s:\n{self.shown}"
             self._read(min(left, 0.2))
 
+    def wait_until_it_reads(self, seconds: float = 30) -> None:
+        """Wait until the command sleeps, which it does for a key once it has asked.
+
+        The interpreter misses a signal between the output of a prompt and the call that waits for the answer.
+        """
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        deadline = time.monotonic() + seconds
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < deadline, f"it does not wait for a key after {seconds} s:\n{self.shown}"
+            time.sleep(0.005)
+
     def wait(self, seconds: float = 30) -> int:
         """Read until the command ends, and return its exit code."""
         deadline = time.monotonic() + seconds
