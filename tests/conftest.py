@@ -6,9 +6,11 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,6 +35,10 @@ SETTINGS = {
     "max_connections": "300",
     "full_page_writes": "off",
 }
+
+WATCHED_SIGNALS = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2
+)  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,10 +92,33 @@ def _template(home: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _leaks_are_found_where_they_happen() -> Iterator[None]:
-    """Collect garbage after each test: an unclosed resource fails the test that left it, and not a later one."""
+    """Fail the test that leaves an unclosed resource, a signal handler or an open pipe, and not a later one."""
     gc.freeze()  # what is older than the test need not be looked at again
+    handlers, pipes = _signal_handlers(), _open_pipes()
     yield
     gc.collect()
+    # A signal handler keeps all that it refers to, where no garbage collection finds it.
+    changed = {number: found for number, found in _signal_handlers().items() if found != handlers[number]}
+    for number in changed:
+        signal.signal(number, handlers[number] or signal.SIG_DFL)  # None: it was not set by Python
+    left = _open_pipes() - pipes
+    assert not changed, f"the test leaves signal handlers behind: {changed}"
+    assert not left, f"the test leaves open pipes behind: {left}"
+
+
+def _signal_handlers() -> dict[signal.Signals, Any]:
+    return {number: signal.getsignal(number) for number in WATCHED_SIGNALS}
+
+
+def _open_pipes() -> set[tuple[int, int]]:
+    """Return the inode and the descriptor of each end of a pipe that this process has open."""
+    ends: set[tuple[int, int]] = set()
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208  paths would cost more than the look itself
+        with suppress(OSError):  # the descriptor of the folder itself, or another thread has closed it
+            status = os.fstat(int(name))
+            if stat.S_ISFIFO(status.st_mode):
+                ends.add((status.st_ino, int(name)))
+    return ends
 
 
 @pytest.fixture(scope="session")

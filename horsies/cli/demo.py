@@ -25,6 +25,7 @@ from psycopg import errors, sql
 from horsies import embedded
 from horsies.cli.demo_app import SumOfSquares, add, app, charge, crash, divide, fetch, spin
 from horsies.cli.output import print_table, raise_all
+from horsies.cli.signals import restored_handlers
 from horsies.config import PostgresConfig, database_url_from
 from horsies.db.connection import explain_connection_error
 from horsies.db.urls import with_database
@@ -205,6 +206,7 @@ async def _results(handles: Sequence[TaskHandle[int]]) -> list[TaskResult[int, T
     is_flag=True,
     help="Exit after the tasks have ended instead of keeping the worker and the dashboard.",
 )
+@restored_handlers(signal.SIGTERM, signal.SIGHUP)
 def demo(once: bool) -> None:
     """Run example tasks that succeed, fail, retry, run late, time out, crash and expire, and a workflow.
 

@@ -22,6 +22,7 @@ import click
 from horsies.cli.locators import project_file
 from horsies.cli.options import app_argument, load, log_level
 from horsies.cli.output import raise_all, report
+from horsies.cli.signals import restored_handlers
 from horsies.config import WorkerConfig
 from horsies.errors import ConfigurationError, ErrorCode, how_to_install, use_color
 from horsies.executor.child import die_with_parent
@@ -32,6 +33,7 @@ OUTPUT_SECONDS = 0.4
 # An editor may write several files, or one in several steps: a change is complete when nothing else changes for one step.
 STEP_MS, DEBOUNCE_MS = 50, 500
 STOP_SECONDS = 10.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # How long running tasks may take to end before a restart.
 DRAIN_SECONDS = 3
 COLORS = {"worker": "36", "web": "35", "dev": "32"}
@@ -59,6 +61,7 @@ SKIPPED = {"__pycache__", "node_modules", "site-packages"}
     "--no-reload", is_flag=True, help="Do not watch files; end when the worker ends, and exit 1 if it failed."
 )
 @log_level("INFO")
+@restored_handlers(*STOP_SIGNALS)
 def dev(locator: str, processes: int, port: int, no_web: bool, no_reload: bool, loglevel: str) -> None:
     """Run the app for development: its worker, its schedules if it has any, and the dashboard.
 
@@ -82,7 +85,7 @@ def dev(locator: str, processes: int, port: int, no_web: bool, no_reload: bool, 
         commands["web"] = [
             "horsies", "web", locator, "--port", str(port), "--enable-actions", "--loglevel", loglevel,
         ]  # fmt: skip
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a shell may have made us ignore SIGINT
+    for number in STOP_SIGNALS:  # a shell may have made us ignore SIGINT
         signal.signal(number, signal.default_int_handler)
     supervisor = Supervisor(commands, None if no_reload else _folders(locator))
     code = 0
@@ -92,7 +95,7 @@ def dev(locator: str, processes: int, port: int, no_web: bool, no_reload: bool, 
         say("dev", "stopping")
     finally:
         signal.signal(signal.SIGINT, lambda _number, _frame: supervisor.hurry())
-        supervisor.stop()
+        supervisor.close()
     sys.exit(1 if code else 0)
 
 
@@ -200,6 +203,13 @@ class Supervisor:
         self._print_output(0)
         for key in [*self._pipes.get_map().values()]:  # a grandchild may still hold a pipe open
             self._pipes.unregister(key.fileobj)
+        for service in self._services:
+            service.output.close()
+
+    def close(self) -> None:
+        """Stop all services for good."""
+        self.stop()
+        self._pipes.close()
 
     def hurry(self) -> None:
         """Let the worker kill its tasks and record that; called again, kill all services."""

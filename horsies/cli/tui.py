@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from horsies import cancellation
 from horsies.cli.inspect import queue_row, read_workers, task_row, worker_row
 from horsies.cli.options import Redaction
 from horsies.cli.output import age, cut, first_line, printable
+from horsies.cli.signals import restored_handlers
 from horsies.codec.results import STORED_SHOWN, UNDECODABLE, stored_text
 from horsies.config import PostgresConfig
 from horsies.db.connection import TRANSIENT, Connection, connect
@@ -33,6 +34,7 @@ from horsies.db.queries.operations import ALL_QUEUES, Selection
 from horsies.errors import mask_passwords
 
 REFRESH_SECONDS = 1.0
+EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # At most one part in so many of the time is spent on reading.
 READ_SHARE = 5
 STATEMENT_SECONDS = 5
@@ -320,6 +322,7 @@ class TopApp(App[None]):
         self._wanted, self._typed, self._failures = TaskFilter(), "", False
         self.view = EMPTY
         self.outcome = ""  # of the last action
+        self._handlers = ExitStack()
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="above"):
@@ -334,11 +337,14 @@ class TopApp(App[None]):
         self._table("tasks").focus()
         self.run_worker(self._watch())
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        self._handlers.enter_context(restored_handlers(*EXIT_SIGNALS))
+        for number in EXIT_SIGNALS:
             loop.add_signal_handler(number, self.exit)
+            self._handlers.callback(loop.remove_signal_handler, number)
 
     async def on_unmount(self) -> None:
         await self._database.close()
+        self._handlers.close()
 
     # Refreshing
 

@@ -11,13 +11,17 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from horsies.cli.signals import restored_handlers
+
 SCREEN_LINES = 24
 
 
 @pytest.fixture(scope="session", autouse=True)
-def interruptible() -> None:
+def interruptible() -> Iterator[None]:
     """What is started from here can be interrupted, even if we were started in the background, deaf to Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with restored_handlers(signal.SIGINT):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
 
 
 def refused(result: subprocess.CompletedProcess[str], code: str, *words: str) -> None:
