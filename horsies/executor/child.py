@@ -11,6 +11,7 @@ import gc
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import sys
@@ -32,8 +33,9 @@ from horsies.config import PostgresConfig
 from horsies.discovery import load_app
 from horsies.errors import HorsiesError
 from horsies.executor import orphan_flush, protocol
-from horsies.executor.protocol import RECALL, ChildKind, ChildSettings
+from horsies.executor.protocol import READ_ORDERS, ChildKind, ChildSettings
 from horsies.executor.runner import Run, execute, execute_async, own_pid
+from horsies.executor.tokens import TokenReader
 from horsies.middleware import flush
 from horsies.registry import TaskRegistry
 
@@ -54,7 +56,7 @@ class ParentChannel:
         self._sending = threading.Lock()
         self._pid = own_pid()
         self._tasks_done = 0
-        self._calls: dict[int, protocol.Call] = {}  # by ticket
+        self.calls: dict[int, protocol.Call] = {}  # received and not answered, by ticket
         self._kept_characters = 0
         self.outcomes: deque[tuple[protocol.Call, protocol.Outcome]] = deque()
         self.postgres: PostgresConfig | None = None
@@ -81,14 +83,14 @@ class ParentChannel:
                 match order:
                     case protocol.Call():
                         calls.append(order)
-                        self._calls[order.ticket] = order
+                        self.calls[order.ticket] = order
                     case protocol.Identity():
                         self.postgres = order.postgres
                         middleware.set_worker_id(order.worker_id or None)
                     case protocol.Exit():
                         self._is_dismissed = True
                     case protocol.Cancel():
-                        if order.ticket in self._calls:
+                        if order.ticket in self.calls:
                             self.cancelled.add(order.ticket)
         return calls
 
@@ -117,7 +119,7 @@ class ParentChannel:
 
     def _remove(self, ticket: int) -> protocol.Call:
         self.cancelled.discard(ticket)
-        return self._calls.pop(ticket)
+        return self.calls.pop(ticket)
 
     def _keep(self, call: protocol.Call, outcome: protocol.Outcome) -> None:
         self.outcomes.append((call, outcome))
@@ -156,34 +158,51 @@ def _exit_on_error() -> Generator[None]:
 
 
 class SerialServer:
-    """Runs calls one after another, until the pipe is closed or the child retires."""
+    """Runs calls one after another, until the pipe is closed or the child retires.
 
-    def __init__(self, channel: ParentChannel, app: TaskRegistry) -> None:
+    It begins a call only with its token. The worker takes back calls by taking their tokens.
+    """
+
+    def __init__(self, channel: ParentChannel, app: TaskRegistry, tokens: TokenReader) -> None:
         self._channel = channel
         self._app = app
-        self._queue: deque[protocol.Call] = deque()
-        self._uses_pipe = self._recalled = False
+        self._tokens = tokens
+        self._poll = select.poll()
+        self._poll.register(channel.sock, select.POLLIN)
+        self._poll.register(tokens.descriptor, select.POLLIN)
+        self._uses_pipe = self._has_orders = False
 
     def serve(self) -> list[protocol.Call]:
-        """Run calls until the pipe is closed; return those not started."""
-        signal.signal(RECALL, self._on_recall)
-        while self._queue or self._receive():
-            while self._queue and not self._channel.is_closed:
-                if self._recalled:  # the signal came while the pipe was in use
-                    self._return_queue()
-                    continue
-                call = self._queue.popleft()
-                if self._channel.must_return(call):
-                    self._send(protocol.Returned([call.ticket]))
-                    continue
+        """Run calls until the pipe is closed; return those that are still this child's and have not started."""
+        signal.signal(READ_ORDERS, self._on_orders)
+        while not self._channel.is_retiring and (call := self._next_call()) is not None:
+            if self._channel.must_return(call):
+                self._send(protocol.Returned([call.ticket]))
+            else:
                 self._send(execute(self._app, Run(call, self._send_output, self._channel.cancelled)))
-                if self._channel.is_retiring:
-                    break
-            if self._channel.is_retiring or self._channel.is_closed:
-                break
-        while self._receive():
+        while self._channel.receive() is not None:
             pass  # these calls are sent to another child: the worker knows that this one retires
-        return list(self._queue)
+        calls = self._channel.calls
+        return [calls[ticket] for ticket in self._tokens.take_all() if ticket in calls]
+
+    def _next_call(self) -> protocol.Call | None:
+        """Wait for a token and return its call; None when the worker has closed the pipe."""
+        ticket: int | None = None
+        while not self._channel.is_closed and (ticket := self._tokens.take()) is None:
+            self._poll.poll()
+            self._read_orders()
+        if ticket is None:
+            return None
+        calls = self._channel.calls
+        self._uses_pipe = True  # before looking: a signal must not read the call once it was looked for
+        while ticket not in calls and self._channel.receive() is not None:
+            pass
+        self._uses_pipe = False
+        if self._has_orders:
+            self._read_orders()
+        while (oldest := next(iter(calls), ticket)) < ticket:
+            del calls[oldest]  # the worker has taken it back
+        return calls.get(ticket)
 
     def _send_output(self, message: protocol.Progress | protocol.Logged) -> bool:
         """Send progress or log lines; return False in the middle of a message, where a signal handler may have logged."""
@@ -195,40 +214,30 @@ class SerialServer:
         self._send(message)
         return True
 
-    def _receive(self) -> bool:
-        """Wait for calls; return False when the worker has closed the pipe."""
-        self._uses_pipe = True
-        calls = self._channel.receive()
-        self._queue.extend(calls or ())
-        self._uses_pipe = False
-        return calls is not None
-
     def _send(self, message: protocol.Message) -> None:
         self._uses_pipe = True
         self._channel.send(message)
         self._uses_pipe = False
-        if self._recalled:
-            self._return_queue()
+        if self._has_orders:
+            self._read_orders()
 
-    def _on_recall(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle the signal of the worker: it takes back the queued calls, or has sent a cancellation.
+    def _on_orders(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle the signal of the worker: the call that runs was cancelled.
 
-        The pipe is not read or written in the middle of a message; that is done right after it.
+        The pipe is not read in the middle of a message; that is done right after it.
         """
-        self._recalled = True
+        self._has_orders = True
         if not self._uses_pipe:
-            self._return_queue()
+            self._read_orders()
 
-    def _return_queue(self) -> None:
-        """Read the pipe, and return all calls that have not started."""
-        self._recalled = False
+    def _read_orders(self) -> None:
+        """Read everything that is in the pipe, without waiting."""
+        self._has_orders = False
+        self._uses_pipe = True
         with suppress(BlockingIOError):
-            while (calls := self._channel.receive(socket.MSG_DONTWAIT)) is not None:
-                self._queue.extend(calls)
-        tickets = [call.ticket for call in self._queue]
-        self._queue.clear()
-        if tickets:
-            self._send(protocol.Returned(tickets))
+            while self._channel.receive(socket.MSG_DONTWAIT) is not None:
+                pass
+        self._uses_pipe = False
 
 
 def run_of(call: protocol.Call, channel: ParentChannel) -> Run:
@@ -392,7 +401,7 @@ def memory_mb() -> float:
     return peak / (1_048_576 if sys.platform == "darwin" else 1_024)
 
 
-def set_up_process(sock: socket.socket, kind: ChildKind, parent_pid: int) -> None:
+def set_up_process(sock: socket.socket, kind: ChildKind, parent_pid: int, tokens: int | None) -> None:
     """Lead a process group, ignore Ctrl-C, end with the parent, restore default signal handlers, and guard the pipe."""
     os.setsid()
     die_with_parent(parent_pid)
@@ -405,14 +414,24 @@ def set_up_process(sock: socket.socket, kind: ChildKind, parent_pid: int) -> Non
     random.seed()  # all forks would draw the same numbers
     # Keep the pipe from processes that a task starts: it would stay open after the child has died.
     sock.set_inheritable(False)
+    if tokens is not None:
+        os.set_inheritable(tokens, False)
     os.register_at_fork(after_in_child=sock.close)
 
 
 def run(
-    sock: socket.socket, app: TaskRegistry, settings: ChildSettings, kind: ChildKind, parent_pid: int
+    sock: socket.socket,
+    app: TaskRegistry,
+    settings: ChildSettings,
+    kind: ChildKind,
+    parent_pid: int,
+    tokens: int | None = None,
 ) -> None:
-    """Run a child: set up the process, run calls until the pipe is closed, store the last outcomes if the worker died."""
-    set_up_process(sock, kind, parent_pid)
+    """Run a child: set up the process, run calls until the pipe is closed, store the last outcomes if the worker died.
+
+    `tokens` is the read end of the token pipe, which a serial child has.
+    """
+    set_up_process(sock, kind, parent_pid, tokens)
     try:
         for hook in app.child_hooks:
             hook()
@@ -430,7 +449,8 @@ def run(
     not_started: list[protocol.Call] = []
     match kind:
         case ChildKind.SERIAL:
-            not_started = SerialServer(channel, app).serve()
+            assert tokens is not None
+            not_started = SerialServer(channel, app, TokenReader(tokens)).serve()
         case ChildKind.THREADS:
             serve_in_threads(channel, app, settings.threads)
         case ChildKind.ASYNC:
@@ -453,4 +473,4 @@ def main() -> None:
     except HorsiesError as error:
         sock.sendall(protocol.frame([protocol.Hello(os.getpid(), memory_mb(), str(error))]))
         return
-    run(sock, app, settings, ChildKind(sys.argv[3]), os.getppid())
+    run(sock, app, settings, ChildKind(sys.argv[3]), os.getppid(), *map(int, sys.argv[4:]))

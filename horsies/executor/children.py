@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,11 +22,13 @@ from horsies.db.queries.tasks import Claimed
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.executor import protocol
 from horsies.executor.forkserver import EXIT_STATUS_SECONDS, Launcher, kill_group
-from horsies.executor.protocol import RECALL, ChildKind
+from horsies.executor.protocol import READ_ORDERS, ChildKind
+from horsies.executor.tokens import TokenPipe
 
 logger = logging.getLogger("horsies.pool")
 
-# When a serial child has run one call for so long, the calls queued behind it are taken back.
+# Calls that a serial child was sent so long ago and has not started are taken back. No more calls are sent to a child that
+# has run one call for so long.
 HELD_UP_SECONDS = 0.05
 READ_BYTES = 262_144
 MAX_FAILED_STARTS = 5
@@ -48,7 +51,7 @@ class ChildHandle(asyncio.Protocol):
 
     sock: socket.socket
     children: Children
-    is_serial: bool
+    tokens: TokenPipe | None  # of a serial child
     transport: asyncio.Transport = field(init=False)
     frames: protocol.Frames = field(default_factory=protocol.Frames)
     state: ChildState = ChildState.LAUNCHING
@@ -58,6 +61,8 @@ class ChildHandle(asyncio.Protocol):
     first_started_at: float = 0.0  # when a serial child started the first of its calls
     limit_timers: dict[int, asyncio.TimerHandle] = field(default_factory=dict[int, asyncio.TimerHandle])
     cancel_timers: dict[int, asyncio.TimerHandle] = field(default_factory=dict[int, asyncio.TimerHandle])
+    # Frames of calls that may have to be taken back: when each was sent, and its last ticket.
+    sent_ahead: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
     recall_timer: asyncio.TimerHandle | None = None
     overdue: set[int] = field(default_factory=set[int])  # calls for whose time limit the child was killed
     not_cancelled: set[int] = field(default_factory=set[int])  # cancelled calls that did not stop in time
@@ -68,6 +73,10 @@ class ChildHandle(asyncio.Protocol):
     releases_calls: bool = (
         False  # calls that it has not started are released instead of sent to another child
     )
+
+    @property
+    def is_serial(self) -> bool:
+        return self.tokens is not None
 
     def send(self, *orders: protocol.Order) -> None:
         """Write orders to the pipe."""
@@ -84,10 +93,19 @@ class ChildHandle(asyncio.Protocol):
         if self.pid:
             kill_group(self.pid)
 
-    def recall(self) -> None:
-        """Ask a serial child to return the calls that it has not started; a signal interrupts the call that it runs."""
+    def take_back(self) -> list[int]:
+        """Take back the calls that a serial child has not started, and return their tickets."""
+        self.sent_ahead.clear()
+        return [] if self.tokens is None else self.tokens.take_all()
+
+    def interrupt(self) -> None:
+        """Have a serial child read its orders, whatever it runs."""
         with suppress(ProcessLookupError):
-            os.kill(self.pid, RECALL)
+            os.kill(self.pid, READ_ORDERS)
+
+    def close_tokens(self) -> None:
+        if self.tokens is not None:
+            self.tokens.close()
 
     def is_held_up(self, now: float) -> bool:
         """Return True if a serial child runs a call for so long that others should not queue behind it."""
@@ -108,6 +126,7 @@ class ChildHandle(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         calls, self.calls, self.limit_timers, self.cancel_timers = self.calls, {}, {}, {}
+        self.recall_timer = None
         return calls
 
     def describe_end(self, how: str) -> str:
@@ -223,16 +242,18 @@ class Children:
         await self._launcher.ready()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        tokens = TokenPipe() if self._kind is ChildKind.SERIAL else None
         try:
-            _, child = await self._loop.create_connection(
-                lambda: ChildHandle(ours, self, self._kind is ChildKind.SERIAL), sock=ours
-            )
+            _, child = await self._loop.create_connection(lambda: ChildHandle(ours, self, tokens), sock=ours)
         except BaseException:  # such as the cancellation when the pool is closed
             ours.close()
             theirs.close()
+            if tokens is not None:
+                tokens.close()
             raise
         self._known.add(child)
-        if self._launcher.launch(theirs, self._kind):
+        descriptors = () if tokens is None else (tokens.descriptor,)
+        if self._launcher.launch(theirs, self._kind, *descriptors):
             child.state = ChildState.STARTING
 
     def received(self, child: ChildHandle, message: protocol.Message) -> None:
@@ -301,6 +322,7 @@ class Children:
         how = await self._wait_for_exit(child) if child.pid else "its process never started"
         self._known.discard(child)
         self._on_lost(child, how)
+        child.close_tokens()
         if is_failed_start and not self._stopping:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
@@ -358,6 +380,8 @@ class Children:
                 child.transport.close()
         for task in list(self._tasks):
             task.cancel()
+        for child in self._known:
+            child.close_tokens()
 
 
 def describe_exit(status: int) -> str:

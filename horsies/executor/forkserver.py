@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Protocol
@@ -77,7 +77,7 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
 
 def fork_child(control: socket.socket, app: TaskRegistry, settings: ChildSettings) -> int | None:
     """Fork a child that serves the socket of the request; return its pid, or None when the worker has ended."""
-    data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    data, descriptors, _, _ = socket.recv_fds(control, 1, 2)
     if not data:
         return None
     server_pid = os.getpid()
@@ -86,7 +86,8 @@ def fork_child(control: socket.socket, app: TaskRegistry, settings: ChildSetting
         try:
             control.close()
             kind = ChildKind(data.decode())
-            child.run(socket.socket(fileno=descriptors[0]), app, settings, kind, server_pid)
+            sock, *tokens = descriptors
+            child.run(socket.socket(fileno=sock), app, settings, kind, server_pid, *tokens)
             code = 0
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker ended before this child could say hello
@@ -97,7 +98,8 @@ def fork_child(control: socket.socket, app: TaskRegistry, settings: ChildSetting
                 with suppress(Exception):
                     stream.flush()
             os._exit(code)
-    os.close(descriptors[0])
+    for descriptor in descriptors:
+        os.close(descriptor)
     return pid
 
 
@@ -166,8 +168,11 @@ class Launcher(Protocol):
     async def ready(self) -> None:
         """Wait until children can be launched."""
 
-    def launch(self, theirs: socket.socket, kind: ChildKind) -> bool:
-        """Start a child that serves a socket; return False if that is not possible right now."""
+    def launch(self, theirs: socket.socket, kind: ChildKind, *tokens: int) -> bool:
+        """Start a child that serves a socket; return False if that is not possible right now.
+
+        A serial child gets the read end of its token pipe as well.
+        """
         ...
 
     async def exit_status(self, pid: int, seconds: float) -> int | None:
@@ -245,11 +250,11 @@ class ForkServer:
             help_text="it was imported here without an error: what differs in a fresh process?",
         )
 
-    def launch(self, theirs: socket.socket, kind: ChildKind) -> bool:
+    def launch(self, theirs: socket.socket, kind: ChildKind, *tokens: int) -> bool:
         """Request a child; return False if the fork server has just died."""
         with theirs, suppress(BrokenPipeError, ConnectionResetError):
             if self._control is not None:
-                socket.send_fds(self._control, [kind.encode()], [theirs.fileno()])
+                socket.send_fds(self._control, [kind.encode()], [theirs.fileno(), *tokens])
                 return True
         return False
 
@@ -307,8 +312,9 @@ class SpawnLauncher:
     async def ready(self) -> None:
         """Return at once: nothing has to be prepared."""
 
-    def launch(self, theirs: socket.socket, kind: ChildKind) -> bool:
-        process = _run_module("horsies.executor.child", theirs, self._settings, kind)
+    def launch(self, theirs: socket.socket, kind: ChildKind, *tokens: int) -> bool:
+        more = (kind, *map(str, tokens))
+        process = _run_module("horsies.executor.child", theirs, self._settings, *more, pass_fds=tokens)
         self._processes[process.pid] = process
         return True
 
@@ -334,10 +340,10 @@ class SpawnLauncher:
 
 
 def _run_module(
-    module: str, theirs: socket.socket, settings: ChildSettings, *more: str
+    module: str, theirs: socket.socket, settings: ChildSettings, *more: str, pass_fds: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     entry = f"from {module} import main; main()"
     command = [sys.executable, "-c", entry, str(theirs.fileno()), settings.to_argument(), *more]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno(), *pass_fds])
     theirs.close()
     return process

@@ -1,8 +1,9 @@
 """Dispatch calls to child processes and report how they end.
 
-When a serial child dies, the call that it was running is reported as crashed; the calls queued behind it were never started
-and go to another child. When a child that runs several calls at once dies, all of them crashed. No call is started after
-the lease of the worker has expired: the task may belong to another worker by then.
+When a serial child dies, the call that it was running is reported as crashed. The calls queued behind it were never started
+and go to another child, as do calls that a child does not start in time (see `tokens`). When a child that runs several calls
+at once dies, all of them crashed. No call is started after the lease of the worker has expired: the task may belong to
+another worker by then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -232,11 +233,13 @@ class ChildPool:
             child.calls[self._next_ticket] = call
             sent.append(call_of(self._next_ticket, call, self._limit_ms(call), self._valid_until))
         child.send(*sent)
-        if child.is_serial:
+        if child.tokens is not None:
+            child.tokens.give(range(first, self._next_ticket + 1))
             if was_idle:
                 self._call_started(child, first)
-            if len(child.calls) > 1 and child.recall_timer is None:
-                self._check_later_if_held_up(child)
+            if len(child.calls) > 1:
+                child.sent_ahead.append((self._loop.time(), self._next_ticket))
+                self._recall_later(child)
 
     def _dispatch_waiting(self) -> None:
         """Send the calls without a child to children that have room, the oldest first."""
@@ -249,11 +252,15 @@ class ChildPool:
     def _reassign(self, child: ChildHandle, calls: Sequence[Claimed]) -> None:
         """Send calls that a child has not started to another one, unless they are to be released."""
         if child.releases_calls:
-            self.load -= len(calls)
-            self._listener.calls_released()
+            self._release(calls)
             return
         self._waiting.extendleft(reversed(self._drop_cancelled(calls)))
         self._dispatch_waiting()
+
+    def _release(self, calls: Collection[Claimed]) -> None:
+        """Hold these calls no longer, so that any worker can claim their tasks."""
+        self.load -= len(calls)
+        self._listener.calls_released()
 
     def _drop_cancelled(self, calls: Sequence[Claimed]) -> list[Claimed]:
         """Report the cancelled ones among calls that have not started, and return the others."""
@@ -266,20 +273,28 @@ class ChildPool:
                 others.append(call)
         return others
 
-    def _check_later_if_held_up(self, child: ChildHandle) -> None:
-        child.recall_timer = self._loop.call_at(
-            child.first_started_at + HELD_UP_SECONDS, self._recall_if_held_up, child
-        )
+    def _recall_later(self, child: ChildHandle) -> None:
+        if child.sent_ahead and child.recall_timer is None:
+            due = child.sent_ahead[0][0] + HELD_UP_SECONDS
+            child.recall_timer = self._loop.call_at(due, self._recall_if_held_up, child)
 
     def _recall_if_held_up(self, child: ChildHandle) -> None:
-        """Take back the calls that are queued in a serial child behind a long one."""
+        """Take back the calls that a serial child was sent some time ago and has not started.
+
+        Idle children get them. The rest is released: a worker that has a child for them can claim them.
+        """
         child.recall_timer = None
-        if len(child.calls) < 2:
-            return
-        if child.is_held_up(self._loop.time()):
-            child.recall()
-        else:
-            self._check_later_if_held_up(child)
+        first = next(iter(child.calls), float("inf"))
+        while child.sent_ahead and child.sent_ahead[0][1] <= first:
+            child.sent_ahead.popleft()  # all of that frame has started
+        if child.sent_ahead and self._loop.time() >= child.sent_ahead[0][0] + HELD_UP_SECONDS:
+            calls = self._drop_cancelled([child.pop(ticket) for ticket in child.take_back()])
+            for idle in [each for each in self._children.active.values() if not self._held(each)]:
+                if calls and not self._waiting and self.is_valid():
+                    self._send(idle, [calls.pop(0)])
+            if calls:
+                self._release(calls)
+        self._recall_later(child)
 
     # Time limits, cancelling and killing
 
@@ -309,22 +324,24 @@ class ChildPool:
             return
         self._waiting = deque(self._drop_cancelled(self._waiting))
         for child in self._children.working:
-            for ticket, call in child.calls.items():
+            for ticket, call in list(child.calls.items()):
                 if call.id in self._cancelled_ids:
                     self._cancel_call(child, ticket)
 
     def _cancel_call(self, child: ChildHandle, ticket: int) -> None:
         """Ask a child to stop a call, and kill the child if the call does not stop within the grace period.
 
-        A serial child gives back a call that it has not started.
+        A call that a serial child has not started is taken back.
         """
         if ticket in child.cancel_timers:
             return
+        if child.is_serial:
+            self._take_back(child, child.take_back())
+            if ticket not in child.calls:
+                return
         child.send(protocol.Cancel(ticket))
         if child.is_serial:
-            child.recall()
-            if ticket != next(iter(child.calls)):
-                return
+            child.interrupt()
         child.cancel_timers[ticket] = self._loop.call_later(
             self._cancel_grace_seconds, _kill_because_of, child, child.not_cancelled, ticket
         )
@@ -341,9 +358,8 @@ class ChildPool:
                 child.kill()
         for child in self._children.ending:
             child.releases_calls = True
-        self.load -= len(self._waiting)
+        self._release(self._waiting)
         self._waiting.clear()
-        self._listener.calls_released()
 
     # Events of children
 
@@ -368,6 +384,7 @@ class ChildPool:
                     self._output.add(call, message)
             case protocol.Retiring():
                 if child.is_serial:  # others finish all of their calls
+                    child.take_back()
                     self._take_back(child, list(child.calls))
             case protocol.Hello():
                 pass  # about the child itself, not about a call
@@ -411,9 +428,11 @@ class ChildPool:
     def _lost(self, child: ChildHandle, how: str) -> None:
         """Report the calls that ran in a child that has died, and send the others to another child."""
         description = child.describe_end(how)
-        calls = list(child.pop_all().items())
-        started = calls[:1] if child.is_serial else calls
-        for ticket, call in started:
+        not_started = set(child.take_back())
+        calls = child.pop_all()
+        for ticket, call in calls.items():
+            if ticket in not_started:
+                continue
             self.load -= 1
             if call.id in self._cancelled_ids:
                 self._listener.cancelled(call)
@@ -421,7 +440,7 @@ class ChildPool:
                 self._listener.timed_out(call, self._limit_ms(call) or 0)
             else:
                 self._listener.crashed(call, description)
-        self._reassign(child, [call for _, call in calls[len(started) :]])
+        self._reassign(child, [call for ticket, call in calls.items() if ticket in not_started])
 
 
 def _kill_because_of(child: ChildHandle, culprits: set[int], ticket: int) -> None:

@@ -45,9 +45,9 @@ class ChildSettings(msgspec.Struct, frozen=True):
         return msgspec.json.decode(argument, type=cls)
 
 
-# Asks a serial child for the calls that it has not started. It is a rarely used signal that is ignored by default, so it
-# does no harm to a task that has reset all handlers.
-RECALL = signal.SIGURG
+# Tells a serial child that runs a call to read its pipe: the call was cancelled. It is a rarely used signal that is ignored
+# by default, so it does no harm to a task that has reset all handlers.
+READ_ORDERS = signal.SIGURG
 # The length and its complement, so that garbage is not taken for a length that the reader would then wait for.
 HEADER = struct.Struct("!II")
 
@@ -124,7 +124,7 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class Returned(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Calls that a child returns without having started them: a long call is before them, or they came too late."""
+    """Calls that a child returns without having started them: they came too late, or were cancelled."""
 
     tickets: list[int]
 

@@ -139,7 +139,7 @@ class ClaimLoop:
 
     def calls_released(self) -> None:
         """Release the tasks that were held without having begun and have been dropped."""
-        self._holdings.is_uncertain = True
+        self._holdings.is_uncertain = self.trips.is_claim_due = True
         self._sleeper.wake_up()
 
     def disown(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from horsies.executor import protocol
 from horsies.executor.protocol import ChildKind, ChildSettings
+from horsies.executor.tokens import TokenPipe
 from tests.support.workers import Workplace
 
 
@@ -29,8 +30,11 @@ def settings_for(workplace: Workplace, *, max_tasks: int = 0) -> ChildSettings:
 class Line:
     """The worker's end of a pipe."""
 
-    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, sock: socket.socket, process: subprocess.Popen[bytes], tokens: TokenPipe | None
+    ) -> None:
         self._sock = sock
+        self._tokens = tokens
         self._frames = protocol.Frames()
         self._messages: list[protocol.Message] = []
         self.process = process
@@ -45,6 +49,13 @@ class Line:
 
     def say(self, *orders: protocol.Order) -> None:
         self._sock.sendall(protocol.frame(orders))
+        if self._tokens is not None:
+            self._tokens.give(order.ticket for order in orders if isinstance(order, protocol.Call))
+
+    def take_back(self) -> list[int]:
+        """Take back the calls that the child has not begun."""
+        assert self._tokens is not None
+        return self._tokens.take_all()
 
     def cut(self) -> None:
         """As the end of a worker does it."""
@@ -57,19 +68,23 @@ class Line:
 
 
 @contextmanager
-def child(settings: ChildSettings, kind: ChildKind) -> Iterator[Line]:
+def child(settings: ChildSettings, kind: ChildKind) -> Generator[Line]:
     """A child process, ended at the latest with the block."""
     ours, theirs = socket.socketpair()
     ours.settimeout(20)
+    tokens = TokenPipe() if kind is ChildKind.SERIAL else None
     entry = "from horsies.executor.child import main; main()"
+    extra = [] if tokens is None else [tokens.descriptor]
     process = subprocess.Popen(
-        [sys.executable, "-c", entry, str(theirs.fileno()), settings.to_argument(), kind],
-        pass_fds=[theirs.fileno()],
+        [sys.executable, "-c", entry, str(theirs.fileno()), settings.to_argument(), kind, *map(str, extra)],
+        pass_fds=[theirs.fileno(), *extra],
     )
     theirs.close()
     try:
-        yield Line(ours, process)
+        yield Line(ours, process, tokens)
     finally:
         ours.close()
+        if tokens is not None:
+            tokens.close()
         process.kill()
         process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import time
 from collections.abc import AsyncGenerator
@@ -33,6 +34,7 @@ def mark(path: str) -> TaskResult[int, TaskError]:
 
 @app.task("hang")
 def hang(path: str) -> TaskResult[int, TaskError]:
+    Path(path + ".begun").touch()
     time.sleep(60)
     return TaskResult(ok=1)
 
@@ -63,6 +65,13 @@ TASK_OF = {ChildKind.SERIAL: "mark", ChildKind.THREADS: "mark", ChildKind.ASYNC:
 def settings(workplace: Workplace) -> ChildSettings:
     workplace.write(APP)
     return settings_for(workplace)
+
+
+@pytest.fixture
+def calls_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take no call back because its child is busy, however long that lasts."""
+    for module in (pools, children):
+        monkeypatch.setattr(module, "HELD_UP_SECONDS", 60)
 
 
 def call(ticket: int, kind: ChildKind, path: Path, valid_until: float) -> protocol.Call:
@@ -99,12 +108,20 @@ def test_a_call_handed_in_after_the_lease_runs_when_it_is_renewed(
     assert path.exists()
 
 
+@pytest.mark.usefixtures("calls_stay")
 def test_what_a_killed_child_had_not_begun_is_let_go_of_and_never_run(
     settings: ChildSettings, workplace: Workplace
 ) -> None:
     path = workplace.folder / "ran"
     assert asyncio.run(_kill_and_renew(settings, path)) == ["crashed", "released"]
     assert not path.exists()
+
+
+async def _until_begun(path: Path) -> None:
+    """Wait until the task `hang` that was given this path has begun."""
+    async with asyncio.timeout(20):
+        while not path.with_name(path.name + ".begun").exists():
+            await asyncio.sleep(0.005)
 
 
 async def _kill_and_renew(settings: ChildSettings, path: Path) -> list[str]:
@@ -114,6 +131,7 @@ async def _kill_and_renew(settings: ChildSettings, path: Path) -> list[str]:
         pool.depth = 2
         (pid, _) = pool.free(2)
         pool.submit([_claimed(path, pid)._replace(task_name="hang"), _claimed(path, pid)])
+        await _until_begun(path)
         pool.kill_running("the test killed it")
         pool.renew(time.monotonic() + 60)
         async with asyncio.timeout(20):
@@ -122,6 +140,7 @@ async def _kill_and_renew(settings: ChildSettings, path: Path) -> list[str]:
     return seen[1:]  # the first one says that there was nothing else to let go of
 
 
+@pytest.mark.usefixtures("calls_stay")
 def test_a_call_that_waits_behind_another_is_not_begun_once_it_is_cancelled(
     settings: ChildSettings, workplace: Workplace
 ) -> None:
@@ -138,6 +157,7 @@ async def _cancel_behind(settings: ChildSettings, path: Path) -> list[str]:
         (pid, _) = pool.free(2)
         first, second = _claimed(path, pid)._replace(task_name="hang"), _claimed(path, pid)
         pool.submit([first, second])
+        await _until_begun(path)
         pool.cancel([second.id])
         async with asyncio.timeout(20):
             while not seen:
@@ -148,6 +168,7 @@ async def _cancel_behind(settings: ChildSettings, path: Path) -> list[str]:
     return seen
 
 
+@pytest.mark.usefixtures("calls_stay")
 def test_what_a_dead_child_had_not_begun_is_let_go_of_with_all_the_rest(
     settings: ChildSettings, workplace: Workplace
 ) -> None:
@@ -163,6 +184,7 @@ async def _die_and_renew(settings: ChildSettings, path: Path) -> list[str]:
         pool.depth = 2
         (pid, _) = pool.free(2)
         pool.submit([_claimed(path, pid)._replace(task_name="hang"), _claimed(path, pid)])
+        await _until_begun(path)
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(20):
             while pool.at_work:
@@ -214,11 +236,11 @@ class _Events:
 
 @asynccontextmanager
 async def _pool(
-    settings: ChildSettings, seen: list[str], launcher: SpawnLauncher | None = None
+    settings: ChildSettings, seen: list[str], launcher: SpawnLauncher | None = None, size: int = 1
 ) -> AsyncGenerator[ChildPool]:
-    """One serial child; what is said of its calls goes into the list."""
+    """Serial children; what is said of their calls goes into the list."""
     launcher = launcher or SpawnLauncher(settings)
-    pool = ChildPool(Shape(ChildKind.SERIAL, 1), launcher, TaskOutputWriter(), None)
+    pool = ChildPool(Shape(ChildKind.SERIAL, size), launcher, TaskOutputWriter(), None)
     try:
         await pool.start(_Events(seen))
         yield pool
@@ -243,12 +265,11 @@ async def _submit_and_renew(settings: ChildSettings, path: Path) -> list[str]:
     return seen
 
 
+@pytest.mark.usefixtures("calls_stay")
 def test_the_task_behind_one_that_came_back_is_held_to_its_time(
-    settings: ChildSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: ChildSettings, tmp_path: Path
 ) -> None:
     """The first lease ran out before the second task's turn; the third clings to life, so that only the worker can end it."""
-    for module in (pools, children):
-        monkeypatch.setattr(module, "HELD_UP_SECONDS", 60)  # else they would be asked for before
     gate, mark, sign = tmp_path / "gate", tmp_path / "mark", tmp_path / "clings"
 
     async def run() -> list[str]:
@@ -270,6 +291,65 @@ def test_the_task_behind_one_that_came_back_is_held_to_its_time(
     assert asyncio.run(run()) == ["ended", "timed out", "ended"]
     assert sign.exists()
     assert mark.exists()
+
+
+@pytest.mark.parametrize(("size", "fate"), [(2, "ended"), (1, "released")])
+def test_a_call_that_its_busy_child_does_not_begin_goes_to_an_idle_child_or_back(
+    settings: ChildSettings, workplace: Workplace, size: int, fate: str
+) -> None:
+    path = workplace.folder / "ran"
+
+    async def run() -> list[str]:
+        seen = list[str]()
+        async with _pool(settings, seen, size=size) as pool, asyncio.timeout(20):
+            pool.depth = 2
+            pid = pool.free(1)[0]
+            pool.submit([_claimed(path, pid, "hang"), _claimed(path, pid)])
+            while pool.load > 1:
+                await asyncio.sleep(0.005)
+            assert [call.task_name for call in pool.at_work] == ["hang"]
+        return seen
+
+    assert asyncio.run(run()) == [fate]
+    assert path.exists() == (fate == "ended")
+
+
+def test_each_call_is_begun_by_the_child_or_taken_back_by_the_worker_and_never_both(
+    settings: ChildSettings, workplace: Workplace
+) -> None:
+    """The worker takes calls back at all moments: right after they were sent, and while the child works them off."""
+    rng, total, taken = random.Random(1), 4_000, list[int]()
+    begun: list[int] = []
+
+    def hear_outcome() -> None:
+        outcome = line.hear()
+        assert isinstance(outcome, protocol.Outcome)
+        assert outcome.ok
+        begun.append(outcome.ticket)
+
+    with child(settings, ChildKind.SERIAL) as line:
+        assert isinstance(line.hear(), protocol.Hello)
+        for first in range(1, total, 40):
+            line.say(
+                *(
+                    call(ticket, ChildKind.SERIAL, workplace.folder / str(ticket), float("inf"))
+                    for ticket in range(first, first + 40)
+                )
+            )
+            for _ in range(rng.randrange(40)):
+                if len(begun) + len(taken) < first + 39:
+                    hear_outcome()
+            if rng.random() < 0.7:
+                taken += line.take_back()
+        while len(begun) + len(taken) < total:
+            hear_outcome()
+
+    assert sorted(begun + taken) == list(range(1, total + 1))
+    assert begun == sorted(begun)
+    assert len(begun) > 100
+    assert len(taken) > 100
+    ran = {int(path.name) for path in workplace.folder.iterdir() if path.name.isdigit()}
+    assert ran == set(begun)
 
 
 def _claimed(path: Path, pid: int, name: str = "mark") -> Claimed:
