@@ -231,7 +231,7 @@ class _ManyQueues:
         began = time.monotonic()
         caps = self._caps.request([])
         ask = self._claimer.request(self._owner, [self._room], QUEUES, caps, began)
-        _, claimed = await tasks.settle_and_claim(connection, self._completed, ask)
+        _, claimed, *_ = await tasks.settle_and_claim(connection, self._completed, ask)
         ended = time.monotonic()
         self._caps.claimed(caps, claimed)
         self._claimer.claimed(claimed, ended - began, ended)

@@ -66,7 +66,7 @@ async def _exchanges(config: PostgresConfig, batch: int) -> AsyncGenerator[tuple
         while True:
             now = time.monotonic()
             try:
-                ended, claimed = await tasks.settle_and_claim(
+                ended, claimed, *_ = await tasks.settle_and_claim(
                     connection, completed, claimer.request(owner, [room], batch, [], now)
                 )
             except errors.SerializationFailure:

@@ -352,7 +352,7 @@ class AppConfig:
     custom_queues: Sequence[CustomQueueConfig] | None = None
     broker: PostgresConfig | None = None
     cluster_wide_cap: int | None = bounded(None, 1, code=_CAP)
-    prefetch_buffer: int = bounded(0, 0, code=_PREFETCH)
+    prefetch_buffer: int | None = bounded(None, 0, code=_PREFETCH)
     claim_lease_ms: SpanOrNone = bounded(None, 1, code=_PREFETCH, unit="milliseconds")
     max_claim_renew_age_ms: Span = bounded(180_000, 1, code=_PREFETCH, unit="milliseconds")
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
@@ -496,7 +496,7 @@ class WorkerConfig:
     `concurrency` is another name for `processes`, whose default is the number of CPUs that the process may use: its CPU
     affinity and the CPU limit of its container count. With `max_claim_batch=0` or `max_claim_per_worker=0` a worker claims
     as many tasks as its processes can take. `max_tasks_per_child=1` runs each task in a new process; 0 never replaces a
-    process.
+    process. By default a process is replaced after 100 tasks, but not before it is a second old.
 
     >>> WorkerConfig(concurrency=8, queues=["mail"]).processes
     8
@@ -514,7 +514,7 @@ class WorkerConfig:
     max_claim_batch: int = bounded(0, 0)
     max_claim_per_worker: int = bounded(0, 0)
     coalesce_notifies: int = bounded(100, 1)
-    max_tasks_per_child: int = bounded(100, 0)
+    max_tasks_per_child: int | None = bounded(None, 0)
     max_memory_per_child_mb: int | None = bounded(None, 1)
     drain_seconds: Span = bounded(300, 0, unit="seconds")
     health_port: int | None = bounded(None, 1, 65_535)

@@ -52,7 +52,9 @@ _FROM_0, _FROM_1 = click.IntRange(min=0), click.IntRange(min=1)
 @click.option("--async-concurrency", type=_FROM_1, help="Run this many async tasks at once in each of them.")
 @click.option("--queues", metavar="A,B", callback=_queues, help="Serve only these queues.")
 @click.option(
-    "--prefetch-buffer", type=_FROM_0, help="Claim this many tasks more than there are free processes."
+    "--prefetch-buffer",
+    type=_FROM_0,
+    help="Claim this many tasks more than there are free processes; 0: none.  [default: short tasks that will start within 16 ms]",
 )
 @click.option(
     "--max-claim-batch", type=_FROM_0, help="Claim at most this many tasks of a queue at a time; 0: no limit."
@@ -63,7 +65,9 @@ _FROM_0, _FROM_1 = click.IntRange(min=0), click.IntRange(min=1)
     help="Hold at most this many tasks; 0: processes plus prefetch buffer.",
 )
 @click.option(
-    "--max-tasks-per-child", type=_FROM_0, help="Replace a process after this many tasks; 0: never."
+    "--max-tasks-per-child",
+    type=_FROM_0,
+    help="Replace a process after this many tasks; 0: never.  [default: after 100 tasks and 1 s]",
 )
 @click.option("--max-memory-per-child-mb", type=_FROM_1, help="Replace a process that uses this much memory.")
 @click.option("--with-scheduler", is_flag=True, default=None, help="Run the app's schedules too.")

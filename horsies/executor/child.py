@@ -56,6 +56,7 @@ class ParentChannel:
         self._sending = threading.Lock()
         self._pid = own_pid()
         self._tasks_done = 0
+        self._started_at = time.monotonic()
         self.calls: dict[int, protocol.Call] = {}  # received and not answered, by ticket
         self._kept_characters = 0
         self.outcomes: deque[tuple[protocol.Call, protocol.Outcome]] = deque()
@@ -133,7 +134,8 @@ class ParentChannel:
         if self.is_retiring:
             return False
         most_tasks, most_mb = self._settings.max_tasks, self._settings.max_memory_mb
-        self.is_retiring = (0 < most_tasks <= self._tasks_done) or (
+        is_old = time.monotonic() - self._started_at >= self._settings.min_seconds
+        self.is_retiring = (is_old and 0 < most_tasks <= self._tasks_done) or (
             most_mb is not None and memory_mb() >= most_mb
         )
         return self.is_retiring

@@ -104,6 +104,8 @@ class ChildPool:
         self._postgres: PostgresConfig | None = None
         self.load = 0  # calls that were submitted and have not ended
         self.depth = shape.width  # calls that a child may hold
+        # The names of tasks behind which others may wait in a child; None: all of them.
+        self.short_names: Collection[str] | None = None
         self._loop = asyncio.get_running_loop()
 
     async def start(self, listener: PoolListener) -> None:
@@ -173,7 +175,11 @@ class ChildPool:
 
     def room(self) -> int:
         """Return how many calls may be submitted now. A child that is held up has no room."""
-        return 0 if self._waiting else sum(self.depth - self._held(child) for child in self._with_room())
+        return (
+            0
+            if self._waiting
+            else sum(self._depth_of(child) - self._held(child) for child in self._with_room())
+        )
 
     def free(self, limit: int) -> list[int]:
         """Return a pid for each call that may be submitted now, idle children first."""
@@ -194,8 +200,16 @@ class ChildPool:
         return [
             child
             for child in self._children.active.values()
-            if self._held(child) < self.depth and not child.is_held_up(now)
+            if self._held(child) < self._depth_of(child) and not child.is_held_up(now)
         ]
+
+    def _depth_of(self, child: ChildHandle) -> int:
+        """Return how many calls a child may hold. No call waits behind one that is not short."""
+        first = next(iter(child.calls.values()), None)
+        is_long = (
+            first is not None and self.short_names is not None and first.task_name not in self.short_names
+        )
+        return self.shape.width if is_long else self.depth
 
     def _held(self, child: ChildHandle) -> int:
         return len(child.calls) + self._reserved[child.pid]

@@ -36,6 +36,7 @@ class ChildSettings(msgspec.Struct, frozen=True):
     # The time that children have to store their last results when their worker has died, well within its lease.
     orphan_seconds: float
     loglevel: str = "INFO"
+    min_seconds: float = 0.0  # a younger child is not replaced because of `max_tasks`
 
     def to_argument(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -164,7 +164,7 @@ class _TestWorker:
             others = [task for task in completed if task.node is None]
             claimed = (await settle.settle_and_claim(self._connection, of_workflows, others, ask)).claimed
         else:
-            _, claimed = await tasks.settle_and_claim(self._connection, completed, ask)
+            claimed = (await tasks.settle_and_claim(self._connection, completed, ask)).claimed
         claimed = await workflows.load_inputs(self._connection, claimed)
         return claimed[0] if claimed else None
 

@@ -25,6 +25,8 @@ from horsies.db.queries.tasks import (
     as_json,
 )
 from horsies.executor.pool import ChildPool
+from horsies.executor.tokens import MAX_TOKENS
+from horsies.worker.run_times import AHEAD_SECONDS, RunTimes
 
 # Claims from the beginning of the index may take this share of all time; the pause between two is within these bounds.
 REWIND_SHARE = 0.05
@@ -238,9 +240,6 @@ def _priority(queue: CustomQueueConfig) -> int:
     return queue.priority
 
 
-# With prefetch, a child is sent as many calls ahead as it should be able to run in this time.
-AHEAD_SECONDS = 0.016
-MAX_AHEAD = 512
 # The weight of the last run in the expected run time. A long run shows at once.
 RUN_TIME_WEIGHT = 0.1
 # A claim takes no more tasks than this at once.
@@ -253,7 +252,7 @@ FULL_SECONDS = 0.1
 class Limits:
     """Limits of a worker: the tasks it may hold, the time it holds them unstarted, and its longest sleep."""
 
-    prefetch: int
+    prefetch: int | None  # None: adaptive, see `RunTimes`
     max_claim_per_worker: int
     max_claim_batch: int
     cluster_wide_cap: int | None
@@ -269,6 +268,9 @@ class Capacity:
         self.plain = pools[0]
         self.pool_of = {False: 0, True: len(pools) - 1}
         self.run_time = AHEAD_SECONDS  # expected, of plain tasks
+        self.run_times = RunTimes()
+        # False if the last claim found a task that must wait for an idle child: a claim without one would find it again.
+        self.claims_ahead = True
         self.prefetched: deque[Claimed] = deque()
         self._limits = limits
         self._requested = [0 for _ in pools]
@@ -287,13 +289,31 @@ class Capacity:
         """Adjust the expected run time."""
         if self.pool_of[task.is_async] == 0:
             self.run_time += RUN_TIME_WEIGHT * (seconds - self.run_time)
+            if self.is_adaptive:
+                self.run_times.ran(task.task_name, seconds)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if the worker decides by run times what to claim ahead. Never under a cap of the cluster, nor for threads."""
+        limits = self._limits
+        return limits.prefetch is None and limits.cluster_wide_cap is None and self.plain.shape.width == 1
 
     def depth(self) -> int:
         """Return how many calls a child may hold: as many as it runs at once, or with prefetch as many as will be short."""
         width = self.plain.shape.width
-        if self._limits.prefetch == 0 or width > 1:
+        if width > 1 or not (self._limits.prefetch or self.is_adaptive):
             return width
-        return max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / max(self.run_time, 1e-6))))
+        run_time = self.run_times.typical if self.is_adaptive else self.run_time
+        return max(1, min(MAX_TOKENS, int(AHEAD_SECONDS / max(run_time, 1e-6))))
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if children hold more calls than they run."""
+        return bool(self._limits.prefetch) or self.depth() > self.plain.shape.width
+
+    def run_times_json(self) -> str:
+        """Return the expected run times of the tasks that may be claimed ahead; '' unless the worker is adaptive."""
+        return as_json(self.run_times.short) if self.is_adaptive else ""
 
     def room(self, number: int) -> int:
         """Return how many tasks a pool may be given. Only plain tasks are prefetched, and nothing is claimed without a lease."""
@@ -301,19 +321,30 @@ class Capacity:
             return 0
         return budget(
             slots=self.pools[number].shape.slots,
-            prefetch=0 if number else self._limits.prefetch,
+            prefetch=0 if number else self._limits.prefetch or 0,
             max_claim_per_worker=self._limits.max_claim_per_worker,
             running=self.pools[number].load + self._requested[number],
             claimed=0 if number else len(self.prefetched),
         )
 
-    def has_room(self) -> bool:
-        return any(self.room(number) > 0 for number in range(len(self.pools)))
+    def has_room(self, number: int | None = None) -> bool:
+        """Return True if a pool, or this one, may be given a task. The room for tasks that are claimed ahead does not count."""
+        numbers = range(len(self.pools)) if number is None else (number,)
+        return any(
+            self.pools[each].idle() > 0 and self.pools[each].is_valid()
+            if self.is_adaptive and each == 0
+            else self.room(each) > 0
+            for each in numbers
+        )
 
     def claimable(self) -> list[int]:
         """Return how many tasks to claim now, for each pool."""
         plain = self.plain
         plain.depth = self.depth()
+        plain.short_names = self.run_times.short.keys() if self.is_adaptive else None
+        if self.is_adaptive:
+            others = [min(self.room(n), pool.room(), MAX_CLAIM) for n, pool in enumerate(self.pools[1:], 1)]
+            return [self._adaptive_room(), *others]
         counts = [min(self.room(n), pool.room(), MAX_CLAIM) for n, pool in enumerate(self.pools)]
         if self._limits.prefetch:
             are_short = plain.depth > plain.shape.width
@@ -325,10 +356,22 @@ class Capacity:
                 counts[0] = min(self.room(0), plain.room())
         return counts
 
+    def _adaptive_room(self) -> int:
+        """Return how many plain tasks to claim now: one for each idle child, and ahead as many as will be short."""
+        idle = self.plain.idle()
+        if not idle and not self.claims_ahead:
+            return 0
+        ahead = self.plain.room() - idle
+        if self._limits.max_claim_per_worker:
+            waiting = max(0, self.plain.load + self._requested[0] - self.plain.shape.slots)
+            ahead = min(ahead, max(0, self._limits.max_claim_per_worker - waiting))
+        return min(idle + ahead, MAX_CLAIM) if self.plain.is_valid() else 0
+
     def pool_rooms(self, counts: Sequence[int]) -> list[PoolRoom]:
         """Return the room to claim for: so many tasks for each pool, and the children that take them."""
+        seconds = self.run_times.typical
         return [
-            PoolRoom(number, count, pool.idle() if count else 0, pool.free(count))
+            PoolRoom(number, count, pool.idle() if count else 0, pool.free(count), count * seconds)
             for number, (pool, count) in enumerate(zip(self.pools, counts, strict=True))
         ]
 
@@ -351,7 +394,7 @@ class Capacity:
     def wants_notifications(self, now: float) -> tuple[bool, bool]:
         """Return whether to be notified of plain and of async tasks: not while their pool has been full for some time."""
         for number in range(len(self.pools)):
-            if self.room(number) > 0:
+            if self.has_room(number):
                 self._had_room_at[number] = now
         wants = [now - at < FULL_SECONDS for at in self._had_room_at]
         return wants[self.pool_of[False]], wants[self.pool_of[True]]

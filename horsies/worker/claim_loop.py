@@ -62,7 +62,6 @@ class ClaimLoop:
         self.turned_at = 0.0
         self._settler = trips.settler
         self.trips = trips
-        self._prefetch = trips.limits.prefetch
         self._capacity = trips.capacity
         self._holdings = trips.holdings
         self._sleeper = trips.sleeper
@@ -270,7 +269,7 @@ class ClaimLoop:
             logger.debug("lost a race for a row, trying again")
         finally:
             now = time.monotonic()
-            self._gather_until = now + gather_seconds(self._prefetch, now - self.turned_at)
+            self._gather_until = now + gather_seconds(self._capacity.is_ahead, now - self.turned_at)
 
     async def assist(self, connection: Connection) -> None:
         """Settle and claim over a second connection while a round trip of `run` is under way."""
@@ -302,7 +301,7 @@ class ClaimLoop:
         if self.loop_state is not LoopState.CLAIMING or self.trips.caps:
             return False
         return needs_help(
-            prefetch=self._prefetch,
+            is_ahead=self._capacity.is_ahead,
             completed=len(self._settler.completed),
             gathers=self._should_gather() and time.monotonic() < self._gather_until,
             run_time=self._capacity.run_time,
@@ -314,7 +313,7 @@ class ClaimLoop:
             return False
         plain = self._capacity.plain
         return should_gather(
-            prefetch=self._prefetch,
+            is_ahead=self._capacity.is_ahead,
             load=plain.load,
             capacity=plain.shape.slots * self._capacity.depth(),
             completed=len(self._settler.completed),

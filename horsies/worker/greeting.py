@@ -91,8 +91,15 @@ def _claim_limits(
         if task.definition.rate_limit is not None
     }
     yield "rate limits", ", ".join(f"{name} {rate}" for name, rate in rates.items()) or "none"
-    ahead = "none: a task is claimed when a process is free for it"
-    yield "prefetch", ahead if not limits.prefetch else counted(limits.prefetch, "task")
+    yield "claimed ahead", _claimed_ahead(limits)
+
+
+def _claimed_ahead(limits: Limits) -> str:
+    if limits.prefetch:
+        return counted(limits.prefetch, "task")
+    if limits.prefetch is None and limits.cluster_wide_cap is None:
+        return "short tasks that a process will start within 16 ms"
+    return "none: a task is claimed when a process is free for it"
 
 
 def _child_limits(app: TaskRegistry, config: WorkerConfig) -> Iterator[tuple[str, str]]:
@@ -101,6 +108,8 @@ def _child_limits(app: TaskRegistry, config: WorkerConfig) -> Iterator[tuple[str
     default = "none by default" if default_ms is None else f"{span(default_ms / 1000)} by default"
     yield "time limit", f"{default}, {counted(own, 'task')} with one of {'its' if own == 1 else 'their'} own"
     after = [f"after {counted(config.max_tasks_per_child, 'task')}"] if config.max_tasks_per_child else []
+    if config.max_tasks_per_child is None:
+        after = ["after 100 tasks and 1 s"]
     if config.max_memory_per_child_mb is not None:
         after.append(f"above {config.max_memory_per_child_mb} MB")
     yield "new process", " or ".join(after) or "never"

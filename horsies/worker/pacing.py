@@ -42,13 +42,13 @@ BUSY_SECONDS = 0.03
 # A worker that has polled for this long tells senders that they need not notify it.
 AWAKE_SECONDS = 0.02
 
-# With prefetch, results gather between two round trips while the children have enough to do: for as long as the last round
+# If the worker claims ahead, results gather between two round trips while the children have enough to do: for as long as the last round
 # trip took, which is longer the more the server has to do, and within these bounds.
 GATHER_MIN_SECONDS, GATHER_MAX_SECONDS = 0.005, 0.05
-# Without prefetch, short tasks that were started together may end together, in one round trip instead of two that wait for
+# Otherwise, short tasks that were started together may end together, in one round trip instead of two that wait for
 # each other at the disk. The loop waits this long for them. Tasks that run for less time are short.
 TOGETHER_SECONDS = 0.001
-# With prefetch, the second connection settles beside the first once so many results have gathered.
+# If the worker claims ahead, the second connection settles beside the first once so many results have gathered.
 HELP_BATCH = 128
 
 # A poll may come later than configured by this factor, so that workers that were started together do not poll together.
@@ -156,30 +156,31 @@ def is_short(run_time: float) -> bool:
     return run_time < TOGETHER_SECONDS
 
 
-def should_gather(*, prefetch: int, load: int, capacity: int, completed: int, run_time: float) -> bool:
+def should_gather(*, is_ahead: bool, load: int, capacity: int, completed: int, run_time: float) -> bool:
     """Return True if results should gather before the next round trip.
 
-    Without prefetch: if running tasks are about to end. With prefetch: if the children have plenty to do, and there are few
-    results. `capacity` is how many calls the children can hold.
+    If the worker does not claim ahead: if running tasks are about to end. Otherwise: if the children have plenty to do, and
+    there are few results. `capacity` is how many calls the children can hold.
     """
-    if prefetch == 0:
+    if not is_ahead:
         return load > 0 and is_short(run_time)
     return load > capacity // 2 and completed < capacity // 4
 
 
-def gather_seconds(prefetch: int, round_trip_seconds: float) -> float:
+def gather_seconds(is_ahead: bool, round_trip_seconds: float) -> float:
     """Return how long results may gather after a round trip that took so long."""
-    if prefetch == 0:
+    if not is_ahead:
         return TOGETHER_SECONDS
     return min(GATHER_MAX_SECONDS, max(GATHER_MIN_SECONDS, round_trip_seconds))
 
 
-def needs_help(*, prefetch: int, completed: int, gathers: bool, run_time: float, can_claim: bool) -> bool:
+def needs_help(*, is_ahead: bool, completed: int, gathers: bool, run_time: float, can_claim: bool) -> bool:
     """Return True if the second connection should make a round trip while one is under way on the first.
 
-    With prefetch: when a batch of results has gathered. Without: when a child waits for its next task, unless tasks are short.
+    If the worker claims ahead: when a batch of results has gathered. Otherwise: when a child waits for its next task, unless
+    tasks are short.
     """
-    if prefetch:
+    if is_ahead:
         return completed >= HELP_BATCH and not gathers
     return not is_short(run_time) and (completed > 0 or can_claim)
 

@@ -20,7 +20,15 @@ from horsies.codec import encode_result
 from horsies.config import CustomQueueConfig
 from horsies.db.connection import TRANSIENT, Connection, hangup_after
 from horsies.db.queries import tasks, workers, workflows
-from horsies.db.queries.tasks import Claimed, ClaimRequest, Completed, Expired, PoolRoom, stopped
+from horsies.db.queries.tasks import (
+    Claimed,
+    ClaimRequest,
+    Completed,
+    Expired,
+    PoolRoom,
+    SettledAndClaimed,
+    stopped,
+)
 from horsies.durations import LONGEST_SECONDS
 from horsies.executor.pool import ChildPool
 from horsies.logs import counted
@@ -274,10 +282,11 @@ class RoundTrips:
         settling = {task.id: unsettled.pop(task.id) for task in completed if task.id in unsettled}
         caps = self.caps.request(self.holdings.in_flight()) if self.caps else []
         request = self.claimer.request(self.owner, rooms, self.capacity.ceiling(limit), caps, began)
+        request = request._replace(run_times=self.capacity.run_times_json())
         self.capacity.reserve(rooms)
         try:
-            settled, claimed = await self._settle_and_claim(connection, completed, request)
-            claimed = await self._load_inputs(connection, claimed)
+            answer = await self._settle_and_claim(connection, completed, request)
+            claimed = await self._load_inputs(connection, answer.claimed)
         except Exception:
             self.settler.completed[:0] = completed
             self.holdings.unsettled |= settling
@@ -286,7 +295,7 @@ class RoundTrips:
             raise
         finally:
             self.capacity.unreserve(rooms)
-        self._event_hooks.completed(completed, settled)
+        self._event_hooks.completed(completed, answer.settled)
         if request.worker_id != self.owner.worker_id or not self.registered.is_set():
             return  # the worker was declared dead meanwhile: what it claimed under that id is not ours
         now = time.monotonic()  # no await until the claimed tasks are in hand: they are ours now
@@ -295,46 +304,46 @@ class RoundTrips:
         if limit:
             if self.claimer.claimed(claimed, now - began, now):
                 self.sleeper.forget_due_time()
-            self._take(claimed, rooms, now)
+            self._take(claimed, answer.left, rooms, now)
         if self._unknown:
             await self._defer_unknown(connection)
         if now - began > SLOW_SECONDS and now > self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS
             await tasks.refresh(connection)
-        if settled < len(completed):
+        if answer.settled < len(completed):
             # Some were cancelled, or are not ours any more. The next round trip ends the former and counts the latter.
             self.settler.failed += [stopped(task) for task in completed]
 
     async def _settle_and_claim(
         self, connection: Connection, completed: list[Completed], request: ClaimRequest
-    ) -> tuple[int, list[Claimed]]:
+    ) -> SettledAndClaimed:
         """Settle and claim in one transaction. Tasks that a workflow sends in it can be claimed in it."""
         of_workflows = [task for task in completed if task.node is not None]
         others = [task for task in completed if task.node is None]
         with RowFault():
             if not of_workflows:
                 return await tasks.settle_and_claim(connection, completed, request)
-            ended, claimed, timer = await settle.settle_and_claim(connection, of_workflows, others, request)
-            self.sleeper.add_timer(timer)
-            return ended, claimed
+            answer = await settle.settle_and_claim(connection, of_workflows, others, request)
+            self.sleeper.add_timer(answer.timer)
+            return answer
         return await self._settle_and_claim_apart(connection, completed, request)
 
     async def _settle_and_claim_apart(
         self, connection: Connection, completed: list[Completed], request: ClaimRequest
-    ) -> tuple[int, list[Claimed]]:
+    ) -> SettledAndClaimed:
         """Settle tasks one by one, then claim; park the rows that make a statement fail."""
         settled = await quarantine.settle_apart(connection, completed, [], request.worker_id)
         self.sleeper.add_timer(settled.timer)
         with RowFault() as fault:
-            _, claimed = await tasks.settle_and_claim(connection, [], request)
-            return len(settled.completed), claimed
+            answer = await tasks.settle_and_claim(connection, [], request)
+            return answer._replace(settled=len(settled.completed))
         if fault.error and not await quarantine.park_unclaimable(
             connection, request.lanes, request.worker_id
         ):
             raise fault.error
         self.is_claim_due = True
         self.caps.forget()
-        return len(settled.completed), []
+        return SettledAndClaimed(len(settled.completed), [], 0)
 
     async def _load_inputs(self, connection: Connection, claimed: list[Claimed]) -> list[Claimed]:
         """Load the inputs of tasks of workflows; park those whose inputs cannot be read."""
@@ -343,8 +352,11 @@ class RoundTrips:
         self.caps.forget()  # the claim has counted tasks that are parked now
         return await quarantine.load_inputs_apart(connection, claimed, self.owner.worker_id)
 
-    def _take(self, claimed: list[Claimed], rooms: Sequence[PoolRoom], now: float) -> None:
-        """Give claimed tasks to the children, and decide whether to claim more."""
+    def _take(self, claimed: list[Claimed], left: int, rooms: Sequence[PoolRoom], now: float) -> None:
+        """Give claimed tasks to the children, and decide whether to claim more.
+
+        `left` is the number of plain tasks that were found and must wait for an idle child.
+        """
         if self.is_stopping:
             self.holdings.is_uncertain = True  # too late: release them
             return
@@ -353,6 +365,7 @@ class RoundTrips:
         self.holdings.will_prefetch(now)
         pools = self.capacity.pools
         found = [0 for _ in pools]
+        self.capacity.claims_ahead = left == 0
         started: list[list[Claimed]] = [[] for _ in pools]
         for task in claimed:
             number = self.capacity.pool_of[task.is_async]
@@ -365,10 +378,14 @@ class RoundTrips:
             if calls:
                 pool.submit(calls)
                 self._event_hooks.started(calls)
+        unfilled: list[int] = []
         for room in rooms:
             if room.room:
-                self.has_backlog[room.pool] = found[room.pool] >= room.room
-        self._claim_again([found[room.pool] for room in rooms if found[room.pool] < room.room], now)
+                has_backlog = found[room.pool] >= room.room or (room.pool == 0 and left > 0)
+                self.has_backlog[room.pool] = has_backlog
+                if not has_backlog:
+                    unfilled.append(found[room.pool])
+        self._claim_again(unfilled, now)
 
     def _claim_again(self, found: list[int], now: float) -> None:
         """Decide whether to claim again at once, given how many tasks each pool got that has room for more."""

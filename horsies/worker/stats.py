@@ -226,7 +226,8 @@ class WorkerStats:
             worker_id=activity.worker_id,
             state=activity.state,
             max_claim_batch=self._limits.max_claim_batch,
-            max_claim_per_worker=self._limits.max_claim_per_worker or self._slots + self._limits.prefetch,
+            max_claim_per_worker=self._limits.max_claim_per_worker
+            or self._slots + (self._limits.prefetch or 0),
             cluster_wide_cap=self._config.cluster_wide_cap,
             queue_priorities=as_json({queue.name: queue.priority for queue in self._queues}),
             queue_max_concurrency=as_json({queue.name: queue.max_concurrency for queue in self._queues}),

@@ -53,6 +53,8 @@ LISTENER_CHECK_SECONDS = 300.0
 MAX_ORPHAN_SECONDS = 1.5
 # Warn if a new child already uses this share of the memory that it may use.
 WARN_SHARE = 0.8
+# By default a child is replaced after so many tasks, but not before this time: forking 100 children a second takes a core.
+DEFAULT_TASKS_PER_CHILD, DEFAULT_CHILD_SECONDS = 100, 1.0
 
 
 class Worker:
@@ -183,7 +185,7 @@ class Worker:
             "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d",
             slots,
             "unlimited" if cap is None else cap,
-            limits.max_claim_per_worker or slots + limits.prefetch,
+            limits.max_claim_per_worker or slots + (limits.prefetch or 0),
             limits.max_claim_batch,
         )
 
@@ -321,7 +323,10 @@ def launcher_of(app: TaskRegistry, config: WorkerConfig, lease_seconds: float) -
         imports=list(config.imports),
         sys_path=list(sys.path),
         threads=config.threads,
-        max_tasks=config.max_tasks_per_child,
+        max_tasks=DEFAULT_TASKS_PER_CHILD
+        if config.max_tasks_per_child is None
+        else config.max_tasks_per_child,
+        min_seconds=DEFAULT_CHILD_SECONDS if config.max_tasks_per_child is None else 0.0,
         max_memory_mb=config.max_memory_per_child_mb,
         orphan_seconds=min(MAX_ORPHAN_SECONDS, lease_seconds / 4),
         loglevel=config.loglevel,

@@ -20,7 +20,7 @@ from psycopg import errors
 
 from horsies.db.connection import Connection
 from horsies.db.queries import tasks, workflows
-from horsies.db.queries.tasks import Claimed, ClaimRequest, Completed, Failure, as_json
+from horsies.db.queries.tasks import ClaimRequest, Completed, Failure, SettledAndClaimed, as_json
 from horsies.db.queries.workflows import Statements, WorkflowRows
 from horsies.db.sql import Batch, Rows, prepare, prepared_form, roll_back
 from horsies.workflow.advance import (
@@ -76,14 +76,6 @@ class Settled(NamedTuple):
     timer: float | None
 
 
-class SettledAndClaimed(NamedTuple):
-    """The number of completed tasks, the tasks that were claimed, and the seconds until the first new timer is due."""
-
-    completed: int
-    claimed: list[Claimed]
-    timer: float | None
-
-
 async def settle(
     connection: Connection, completed: Sequence[Completed], failures: Sequence[Failure]
 ) -> Settled:
@@ -132,16 +124,16 @@ async def _try_settle_and_claim(
             answer = batch.add(PREPARED["settle_and_claim"][1], tasks.settle_and_claim_values(others, ask))
             batch.add(b"COMMIT")
             timer = await settlement.finish()
-            count, claimed = tasks.read_settle_and_claim(answer)
+            others_settled = tasks.read_settle_and_claim(answer)
         else:
             timer = await settlement.finish()
-            count, claimed = await tasks.settle_and_claim(connection, others, ask)
+            others_settled = await tasks.settle_and_claim(connection, others, ask)
             await connection.commit()
     except BaseException:
         if not connection.closed:
             await roll_back(connection)
         raise
-    return SettledAndClaimed(len(returned.ids) + count, claimed, timer)
+    return others_settled._replace(settled=len(returned.ids) + others_settled.settled, timer=timer)
 
 
 async def advance_workflows(connection: Connection, events: Sequence[Event]) -> float | None:

@@ -47,6 +47,7 @@ def test_top_restores_the_terminal_after_a_signal_too(workplace, number):
 def test_watching_ends_without_an_error(workplace):
     with terminal(workplace, "info", "--watch") as info:
         info.read_until("there are no tasks")
+        info.wait_until_it_reads()
         info.type(CTRL_C)
 
         assert info.wait() == 0
@@ -60,6 +61,7 @@ def test_following_events_ends_without_an_error(workplace):
     with terminal(workplace, "events", "--follow", "--since=1h") as events:
         task.send().unwrap()
         events.read_until("queued")
+        events.wait_until_it_reads()
         events.type(CTRL_C)
 
         assert events.wait() == 0

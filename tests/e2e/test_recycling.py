@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from itertools import groupby, pairwise
+from uuid import uuid4
 
+import msgspec
 import pytest
 
 from horsies import OperationalErrorCode, TaskResult
+from horsies.executor import protocol
+from horsies.executor.protocol import ChildKind
 from tests.e2e.observing import Db, children, is_alive, lines, row, until_status
-from tests.e2e.office import Office, staffed
+from tests.e2e.office import URL, Office, staffed
+from tests.e2e.pipes import child, settings_for
 from tests.support.waiting import eventually
 from tests.support.workers import Workplace
 
@@ -65,10 +71,47 @@ def test_with_0_a_child_is_never_replaced(workplace: Workplace) -> None:
     assert len(set(_pids(office, 250))) == 1
 
 
-def test_by_default_a_child_runs_a_hundred_tasks(workplace: Workplace) -> None:
-    office = staffed(workplace, APP, "--processes=1")
+def test_with_100_a_child_runs_a_hundred_tasks_however_short_they_are(workplace: Workplace) -> None:
+    office = staffed(workplace, APP, "--processes=1", "--max-tasks-per-child=100")
 
     assert [len(list(run)) for _, run in groupby(_pids(office, 250))] == [100, 100, 50]
+
+
+def test_by_default_a_child_is_replaced_after_a_hundred_tasks(workplace: Workplace) -> None:
+    office = staffed(workplace, APP, "--processes=1")
+    pids = list[int]()
+
+    def is_replaced() -> bool:
+        pids.extend(_pids(office, 50))
+        return len(set(pids)) > 2
+
+    eventually(is_replaced, what="two replacements")
+    runs = [len(list(run)) for _, run in groupby(pids)]
+    assert min(runs[:2]) >= 100
+
+
+@pytest.mark.parametrize(("min_seconds", "retires"), [(0.0, True), (60.0, False)])
+def test_a_child_younger_than_its_least_age_is_not_replaced_for_its_tasks(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, min_seconds: float, retires: bool
+) -> None:
+    workplace.write(URL + APP)
+    monkeypatch.setenv("HORSIES_DATABASE_URL", workplace.database_url)
+    settings = msgspec.structs.replace(settings_for(workplace, max_tasks=2), min_seconds=min_seconds)
+    with child(settings, ChildKind.SERIAL) as line:
+        assert isinstance(line.hear(), protocol.Hello)
+        heard = list[str]()
+        for ticket in (1, 2):
+            line.say(_call(ticket))
+            heard.append(type(line.hear()).__name__)
+        line.say(_call(3))
+        heard.append(type(line.hear()).__name__)
+
+    assert heard == ["Outcome", "Outcome", "Retiring" if retires else "Outcome"]
+
+
+def _call(ticket: int) -> protocol.Call:
+    until = time.monotonic() + 60
+    return protocol.Call(ticket, str(uuid4()), "pid", None, "{}", "default", 1, 0, None, until, 1, None)
 
 
 def test_with_1_each_task_has_a_fresh_process(workplace: Workplace) -> None:

@@ -55,7 +55,8 @@ class Crewman(Hands):
 
     def end_and_claim(self, tickets: list[Claimed], request: ClaimRequest) -> tuple[int, list[Claimed]]:
         completed = [Completed(ticket.id, ticket.claim_seq, OK) for ticket in tickets]
-        return self._run(tasks.settle_and_claim(self._connection, completed, request))
+        answer = self._run(tasks.settle_and_claim(self._connection, completed, request))
+        return answer.settled, answer.claimed
 
     def rescue(self, quiet_seconds: float) -> int:
         """Bury and rescue, unless the server has been up for less than so many seconds."""

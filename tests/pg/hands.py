@@ -20,6 +20,7 @@ from horsies.db.queries.tasks import (
     Failure,
     Lane,
     PoolRoom,
+    SettledAndClaimed,
 )
 from horsies.db.queries.workers import (
     Definition,
@@ -104,7 +105,8 @@ class Hands:
         limit: int = NO_LIMIT,
         batch: int = NO_LIMIT,
         left_out: str = "",
-    ) -> tuple[int, list[Claimed]]:
+        run_times: str = "",
+    ) -> SettledAndClaimed:
         """End and claim, with everything that can be said about it."""
         request = ClaimRequest(
             lanes=list(lanes),
@@ -117,6 +119,7 @@ class Hands:
             hostname="host",
             process_name="hands",
             left_out=left_out,
+            run_times=run_times,
         )
         return self._run(tasks.settle_and_claim(self._connection, completed, request))
 

@@ -142,7 +142,7 @@ def arrange(db: Db, hands: Hands, case: Case) -> None:
 
 
 def claim(hands: Hands, case: Case) -> Counter[Kind]:
-    _, claimed = hands.settle_and_claim(
+    _, claimed, *_ = hands.settle_and_claim(
         lanes=[lane(queue, min(case.rooms[kind], case.batch), is_async=kind, pool=int(kind)) for queue, kind in case.order],
         pools=[room(number, pool) for pool, number in enumerate(case.rooms)],
         caps=[ConcurrencyCap(name, most, case.mine.get(name, 0), case.mine.get(name, 0)) for name, most in case.caps.items()],
@@ -238,7 +238,7 @@ def test_what_is_unchanged_is_not_written_again(hands: Hands, db: Db) -> None:
     before = db.execute(versions).fetchall()
     assert len(before) == 1
 
-    ended, claimed = hands.settle_and_claim(
+    ended, claimed, *_ = hands.settle_and_claim(
         completed(first), [lane("a")], [room(1)], caps=[ConcurrencyCap("a", 1, 0, 1)]
     )
 

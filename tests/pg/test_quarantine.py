@@ -112,7 +112,9 @@ def test_a_step_within_a_cap_is_taken_on_a_connection_without_prepared_statement
     cap = ConcurrencyCap("default", 5, 1, 0)
 
     async def two_steps(connection: Connection) -> list[Claimed]:
-        _, claimed = await tasks.settle_and_claim(connection, [], ask(caps=(cap,)) if rolled_back else ask())
+        _, claimed, *_ = await tasks.settle_and_claim(
+            connection, [], ask(caps=(cap,)) if rolled_back else ask()
+        )
         if rolled_back:
             async with connection.transaction(force_rollback=True):
                 await connection.execute("SELECT 1")
@@ -150,7 +152,7 @@ def test_a_bad_row_fails_no_workflow_that_it_only_names(
     )
 
     async def settle(connection: Connection) -> None:
-        _, claimed = await tasks.settle_and_claim(connection, [], ask())
+        _, claimed, *_ = await tasks.settle_and_claim(connection, [], ask())
         await quarantine.settle(connection, done(claimed), [], WORKER)
 
     run(settle)
@@ -200,7 +202,7 @@ def test_a_task_whose_inputs_cannot_be_read_is_parked_and_others_are_kept(
 
     async def claim(connection: Connection) -> list[Claimed]:
         wanted = ask()._replace(pools=[PoolRoom(0, 10, len(pids), pids * 10)])
-        _, claimed = await tasks.settle_and_claim(connection, [], wanted)
+        _, claimed, *_ = await tasks.settle_and_claim(connection, [], wanted)
         with pytest.raises(psycopg.DataError):
             await workflows.load_inputs(connection, claimed)
         return await quarantine.load_inputs_apart(connection, claimed, WORKER)
@@ -216,7 +218,7 @@ def test_calls_that_were_not_begun_go_back_although_one_of_them_cannot(
     db.execute("UPDATE horsies_tasks_live SET claim_seq = %s WHERE id = %s", (TOO_HIGH - 1, bad.task_id))
 
     async def give_back(connection: Connection) -> int:
-        _, claimed = await tasks.settle_and_claim(connection, [], ask())
+        _, claimed, *_ = await tasks.settle_and_claim(connection, [], ask())
         return await quarantine.give_back(connection, [(task.id, task.claim_seq) for task in claimed])
 
     assert run(give_back) == 2
@@ -234,7 +236,7 @@ def test_unknown_tasks_are_left_to_others_although_one_of_them_cannot(
     db.execute("UPDATE horsies_tasks_live SET claim_seq = %s WHERE id = %s", (TOO_HIGH - 1, bad.task_id))
 
     async def defer_unknown(connection: Connection) -> set[str]:
-        _, claimed = await tasks.settle_and_claim(connection, [], ask())
+        _, claimed, *_ = await tasks.settle_and_claim(connection, [], ask())
         return set(await quarantine.defer_unknown(connection, claimed, 60, WORKER))
 
     assert run(defer_unknown) == {good.task_id, bad.task_id}

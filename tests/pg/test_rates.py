@@ -133,7 +133,7 @@ def test_one_limit_holds_for_all_queues_and_both_kinds(hands: Hands, db: Db) -> 
     ]
     pools = [PoolRoom(pool, 9, 9, list(range(1, 10))) for pool in (0, 1)]
 
-    _, claimed = hands.settle_and_claim([], lanes, pools, rates=["call"])
+    _, claimed, *_ = hands.settle_and_claim([], lanes, pools, rates=["call"])
 
     assert len(claimed) == 2
 

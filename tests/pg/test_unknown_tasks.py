@@ -130,7 +130,7 @@ def test_a_claim_leaves_out_the_names_of_a_queue_that_it_is_told(app: Horsies, h
     db.execute("INSERT INTO horsies_tasks (task_name, queue_name) VALUES ('new', 'default'), ('new', 'mail')")
     lanes = [Lane(0, queue, False, "", 10, *START) for queue in ("default", "mail")]
 
-    _, claimed = hands.settle_and_claim(
+    _, claimed, *_ = hands.settle_and_claim(
         [], lanes, [PoolRoom(0, 10, 0, [])], left_out=json.dumps({"default": ["new", "newer"]})
     )
 

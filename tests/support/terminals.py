@@ -46,9 +46,10 @@ class TerminalCommand:
             self._read(min(left, 0.2))
 
     def wait_until_it_reads(self, seconds: float = 30) -> None:
-        """Wait until the command sleeps, which it does for a key once it has asked.
+        """Wait until the command sleeps: for a key once it has asked, or until its next look at the database.
 
-        The interpreter misses a signal between the output of a prompt and the call that waits for the answer.
+        The interpreter misses a signal between the output of a prompt and the call that waits for the answer, and while it
+        imports a module.
         """
         stat = Path(f"/proc/{self.process.pid}/stat")
         deadline = time.monotonic() + seconds

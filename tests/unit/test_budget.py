@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import count
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import pytest
@@ -12,7 +14,12 @@ from hypothesis import strategies as st
 
 from horsies import CustomQueueConfig
 from horsies.db.queries.tasks import Claimed, ClaimRequest, ConcurrencyCap, PoolRoom
-from horsies.worker.claim import NO_LIMIT, START, Caps, Claimer, Owner, budget
+from horsies.executor.pool import Shape
+from horsies.executor.protocol import ChildKind
+from horsies.worker.claim import NO_LIMIT, START, Capacity, Caps, Claimer, Limits, Owner, budget
+
+if TYPE_CHECKING:
+    from horsies.executor.pool import ChildPool
 
 few = st.integers(0, 20)
 OWNER = Owner(uuid4(), "host", "worker-1", 10.0)
@@ -271,3 +278,87 @@ def test_what_became_uncertain_during_a_claim_is_said_anew_after_it() -> None:
     caps.claimed(asked, [])
 
     assert caps.are_outdated([])
+
+
+# --- how much is claimed ahead by run times
+
+
+class _Pool:
+    """The parts of a pool of children that decide how much is claimed: its shape, and the calls that it holds."""
+
+    def __init__(self, size: int, load: int = 0, width: int = 1) -> None:
+        self.shape = Shape(ChildKind.SERIAL if width == 1 else ChildKind.THREADS, size, width)
+        self.load = load
+        self.depth = width
+        self.short_names = None
+
+    def is_valid(self) -> bool:
+        return True
+
+    def idle(self) -> int:
+        return max(0, self.shape.slots - self.load)
+
+    def room(self) -> int:
+        return max(0, self.shape.size * self.depth - self.load)
+
+
+def capacity(
+    pool: _Pool, prefetch: int | None = None, most: int = 0, cap: int | None = None, runs: int = 200
+) -> Capacity:
+    """Return the room of a worker that has run so many tasks of 1 ms."""
+    limits = Limits(prefetch, most, max_claim_batch=2, cluster_wide_cap=cap, poll_seconds=5, hold_seconds=10)
+    found = Capacity([cast("ChildPool", pool)], limits)
+    for _ in range(runs):
+        found.ran(held("default"), 0.001)
+    return found
+
+
+def test_a_worker_that_has_run_nothing_claims_one_task_for_each_idle_child() -> None:
+    room = capacity(_Pool(4, load=1), runs=0)
+    assert room.claimable() == [3]
+    assert not room.is_ahead
+
+
+def test_a_worker_of_short_tasks_claims_for_each_child_what_it_runs_in_16_ms() -> None:
+    room = capacity(_Pool(4, load=1))
+    assert room.depth() in (15, 16)
+    assert room.claimable() == [4 * room.depth() - 1]
+    assert room.is_ahead
+    assert json.loads(room.run_times_json()) == {"add": pytest.approx(0.001)}
+
+
+def test_room_that_is_only_ahead_is_no_room_for_a_task_that_must_not_wait() -> None:
+    room = capacity(_Pool(2, load=2))
+    assert room.claimable()[0] > 0
+    assert not room.has_room()
+
+
+def test_nothing_is_claimed_ahead_again_until_a_child_is_idle_after_a_task_had_to_wait() -> None:
+    pool = _Pool(2, load=2)
+    room = capacity(pool)
+    room.claims_ahead = False
+    assert room.claimable() == [0]
+    pool.load = 1
+    assert room.claimable()[0] > 1
+
+
+@pytest.mark.parametrize(("most", "load", "expected"), [(1, 0, 3), (5, 0, 7), (5, 4, 3), (5, 9, 0)])
+def test_no_more_tasks_wait_in_a_worker_than_max_claim_per_worker(
+    most: int, load: int, expected: int
+) -> None:
+    assert capacity(_Pool(2, load=load), most=most).claimable() == [expected]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"prefetch": 0}, {"cap": 10}, {"pool": _Pool(2, width=4)}],
+    ids=["strict", "cluster cap", "threads"],
+)
+def test_nothing_is_claimed_ahead_in_strict_mode_nor_within_a_cap_nor_for_threads(
+    settings: dict[str, Any],
+) -> None:
+    pool = settings.pop("pool", _Pool(2))
+    room = capacity(pool, **settings)
+    assert room.claimable() == [pool.shape.slots]
+    assert not room.is_ahead
+    assert room.run_times_json() == ""

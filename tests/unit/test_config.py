@@ -166,8 +166,9 @@ def test_none_is_refused_where_it_means_nothing(
         "max_concurrency", "terminal_record_retention_hours", "worker_state_retention_hours",
         "heartbeat_retention_hours", "warn_bytes", "reject_bytes", "cluster_wide_cap", "claim_lease_ms",
         "default_task_timeout_ms", "processes", "concurrency", "health_port", "max_memory_per_child_mb",
+        "prefetch_buffer", "max_tasks_per_child",
     }  # fmt: skip
-    if field in means_something or (kind, field) == (WorkerConfig, "prefetch_buffer"):
+    if field in means_something:
         kind(**others, **{field: None})
     else:
         assert refusal(kind, **others, **{field: None}).code == (code or CODE[kind])
@@ -231,7 +232,7 @@ def test_defaults_are_the_documented_ones():
     assert (recovery.claimer_heartbeat_interval_ms, recovery.runner_heartbeat_interval_ms) == (30_000, 30_000)
     assert PayloadPolicy() == PayloadPolicy(warn_bytes=1_048_576, reject_bytes=16_777_216)
     app = AppConfig()
-    assert (app.prefetch_buffer, app.claim_lease_ms, app.max_claim_renew_age_ms) == (0, None, 180_000)
+    assert (app.prefetch_buffer, app.claim_lease_ms, app.max_claim_renew_age_ms) == (None, None, 180_000)
     assert (app.log_format, app.events, app.cancel_grace_ms) == ("text", "table", 10_000)
     assert app.default_unhandled_error_code is OperationalErrorCode.UNHANDLED_EXCEPTION
     assert app.broker is None

@@ -75,9 +75,9 @@ def test_every_limit_that_applies_is_listed():
         "queue bulk": "priority 80, max_concurrency 20 in the cluster",
         "cluster-wide cap": "50",
         "rate limits": "slow 10/s",
-        "prefetch": "none: a task is claimed when a process is free for it",
+        "claimed ahead": "none: a task is claimed when a process is free for it",
         "time limit": "1 min by default, 1 task with one of its own",
-        "new process": "after 100 tasks or above 300 MB",
+        "new process": "after 100 tasks and 1 s or above 300 MB",
         "unknown tasks": "fail after 1 min without a worker that knows them",
         "stopping": "running tasks have 5 min to end",
     }
@@ -92,6 +92,16 @@ def test_prefetch_and_async_processes_are_listed_where_they_apply():
 
     found = _limits(app, processes=1, async_concurrency=7, max_tasks_per_child=0)
 
-    assert found["prefetch"].strip() == "8 tasks"
+    assert found["claimed ahead"].strip() == "8 tasks"
     assert found["async processes"].strip() == "1, each with up to 7 tasks at once"
     assert found["new process"].strip() == "never"
+
+
+def test_a_worker_with_default_settings_says_that_it_claims_short_tasks_ahead():
+    found = _limits(_app())
+
+    assert found["claimed ahead"].strip() == "short tasks that a process will start within 16 ms"
+
+
+def test_an_explicit_number_of_tasks_per_process_is_listed_without_a_time():
+    assert _limits(_app(), max_tasks_per_child=7)["new process"].strip() == "after 7 tasks"

@@ -165,48 +165,48 @@ SHORT, LONG = TOGETHER_SECONDS / 2, TOGETHER_SECONDS * 2
 
 
 @pytest.mark.parametrize(
-    ("prefetch", "load", "completed", "run_time", "gathers"),
+    ("is_ahead", "load", "completed", "run_time", "gathers"),
     [
-        (0, 1, 3, SHORT, True),
-        (0, 0, 3, SHORT, False),
-        (0, 1, 3, LONG, False),
-        (8, 51, 24, LONG, True),
-        (8, 50, 24, SHORT, False),
-        (8, 51, 25, SHORT, False),
+        (False, 1, 3, SHORT, True),
+        (False, 0, 3, SHORT, False),
+        (False, 1, 3, LONG, False),
+        (True, 51, 24, LONG, True),
+        (True, 50, 24, SHORT, False),
+        (True, 51, 25, SHORT, False),
     ],
 )
 def test_results_gather_while_the_children_have_enough_to_do(
-    prefetch: int, load: int, completed: int, run_time: float, gathers: bool
+    is_ahead: bool, load: int, completed: int, run_time: float, gathers: bool
 ) -> None:
-    found = should_gather(prefetch=prefetch, load=load, capacity=100, completed=completed, run_time=run_time)
+    found = should_gather(is_ahead=is_ahead, load=load, capacity=100, completed=completed, run_time=run_time)
 
     assert found is gathers
 
 
-def test_with_prefetch_results_gather_for_as_long_as_a_round_trip_takes_within_bounds() -> None:
-    assert gather_seconds(8, 0.02) == 0.02
-    assert gather_seconds(8, 0.0) == GATHER_MIN_SECONDS
-    assert gather_seconds(8, 3.0) == GATHER_MAX_SECONDS
-    assert gather_seconds(0, 3.0) == TOGETHER_SECONDS
+def test_results_of_tasks_claimed_ahead_gather_for_as_long_as_a_round_trip_takes_within_bounds() -> None:
+    assert gather_seconds(True, 0.02) == 0.02
+    assert gather_seconds(True, 0.0) == GATHER_MIN_SECONDS
+    assert gather_seconds(True, 3.0) == GATHER_MAX_SECONDS
+    assert gather_seconds(False, 3.0) == TOGETHER_SECONDS
 
 
 @pytest.mark.parametrize(
-    ("prefetch", "completed", "gathers", "run_time", "can_claim", "helps"),
+    ("is_ahead", "completed", "gathers", "run_time", "can_claim", "helps"),
     [
-        (0, 1, False, LONG, False, True),
-        (0, 0, False, LONG, True, True),
-        (0, 0, False, LONG, False, False),
-        (0, 1, False, SHORT, True, False),
-        (8, HELP_BATCH, False, SHORT, False, True),
-        (8, HELP_BATCH, True, SHORT, True, False),
-        (8, HELP_BATCH - 1, False, LONG, True, False),
+        (False, 1, False, LONG, False, True),
+        (False, 0, False, LONG, True, True),
+        (False, 0, False, LONG, False, False),
+        (False, 1, False, SHORT, True, False),
+        (True, HELP_BATCH, False, SHORT, False, True),
+        (True, HELP_BATCH, True, SHORT, True, False),
+        (True, HELP_BATCH - 1, False, LONG, True, False),
     ],
 )
 def test_the_second_connection_helps_when_a_child_or_a_batch_waits(
-    prefetch: int, completed: int, gathers: bool, run_time: float, can_claim: bool, helps: bool
+    is_ahead: bool, completed: int, gathers: bool, run_time: float, can_claim: bool, helps: bool
 ) -> None:
     found = needs_help(
-        prefetch=prefetch, completed=completed, gathers=gathers, run_time=run_time, can_claim=can_claim
+        is_ahead=is_ahead, completed=completed, gathers=gathers, run_time=run_time, can_claim=can_claim
     )
 
     assert found is helps

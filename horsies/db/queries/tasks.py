@@ -52,6 +52,7 @@ SETTLE_AND_CLAIM_TYPES = {
     "hostname": "text",
     "process_name": "text",
     "left_out": "text",
+    "run_times": "text",
 }
 PREPARE, EXECUTE = prepared_form("settle_and_claim", SQL["settle_and_claim_within"], SETTLE_AND_CLAIM_TYPES)
 
@@ -140,12 +141,16 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class PoolRoom(msgspec.Struct, frozen=True):
-    """The room of a pool: for so many tasks, the first of them for the children with these pids, idle children first."""
+    """The room of a pool: for so many tasks, the first of them for the children with these pids, idle children first.
+
+    `seconds` is how long the tasks may run that are claimed ahead by their run times.
+    """
 
     pool: int
     room: int
     idle: int
     pids: list[int]
+    seconds: float = 0.0
 
 
 class ConcurrencyCap(msgspec.Struct, frozen=True):
@@ -173,6 +178,21 @@ class ClaimRequest(NamedTuple):
     hostname: str
     process_name: str
     left_out: str = ""  # JSON: the names of tasks not to claim, by queue
+    run_times: str = (
+        ""  # JSON: the expected seconds of tasks that may be claimed ahead, by name; empty: the room decides
+    )
+
+
+class SettledAndClaimed(NamedTuple):
+    """The number of settled tasks, the claimed tasks in order, and how many due tasks must wait for an idle child.
+
+    `timer` is the seconds until the first new timer of a workflow is due.
+    """
+
+    settled: int
+    claimed: list[Claimed]
+    left: int
+    timer: float | None = None
 
 
 class Completed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -284,8 +304,8 @@ async def finished(connection: Connection, ids: Sequence[UUID]) -> set[UUID]:
 
 async def settle_and_claim(
     connection: Connection, completed: Sequence[Completed], request: ClaimRequest
-) -> tuple[int, list[Claimed]]:
-    """Settle completed tasks and claim others in one round trip; return how many were settled, and the claimed tasks in order."""
+) -> SettledAndClaimed:
+    """Settle completed tasks and claim others in one round trip."""
     values = settle_and_claim_values(completed, request)
     if request.caps:
         cursor = await _lock_and_claim(connection, values, [cap.queue_name for cap in request.caps])
@@ -311,10 +331,10 @@ def settle_and_claim_values(completed: Sequence[Completed], request: ClaimReques
     }
 
 
-def read_settle_and_claim(rows: Sequence[tuple[Any, ...]]) -> tuple[int, list[Claimed]]:
-    """Read the answer of `settle_and_claim`: how many tasks were settled, and the claimed tasks."""
-    summary, *claimed = rows
-    return summary[2], [Claimed(*row) for row in claimed]
+def read_settle_and_claim(rows: Sequence[tuple[Any, ...]]) -> SettledAndClaimed:
+    """Read the answer of `settle_and_claim`."""
+    summary, *claimed = (Claimed(*row) for row in rows)
+    return SettledAndClaimed(summary.claim_seq, claimed, summary.pid or 0)
 
 
 async def _lock_and_claim(

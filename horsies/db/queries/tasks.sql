@@ -91,8 +91,16 @@ SELECT pg_advisory_xact_lock(key)
     SELECT count(*) AS ended, count(CASE WHEN awaited THEN pg_notify('task_done', id::text) END) AS notified FROM ended
 ), pool AS MATERIALIZED (
     -- A worker that was declared dead, and does not know it yet, claims nothing more.
-    SELECT * FROM json_to_recordset(CAST(%(pools)s AS json)) AS pool (pool integer, room integer, idle integer, pids integer[])
+    SELECT * FROM json_to_recordset(CAST(%(pools)s AS json)) AS pool (pool integer, room integer, idle integer, pids integer[],
+                                                                             seconds double precision)
      WHERE NOT EXISTS (SELECT FROM horsies_workers WHERE worker_id = %(worker_id)s AND dead_at IS NOT NULL)
+), short AS MATERIALIZED (
+    -- The expected run times of short tasks, by name; NULL if the worker does not choose by them what to claim ahead.
+    SELECT CAST(nullif(%(run_times)s, '') AS jsonb) AS seconds_of
+), hungry AS MATERIALIZED (
+    SELECT ARRAY (SELECT unnest(queues) FROM horsies_workers
+                   WHERE %(run_times)s <> '' AND waiting AND lease_expires_at > now() AND dead_at IS NULL
+                     AND worker_id <> %(worker_id)s) AS queues
 )
 
 -- fragment: lanes
@@ -103,10 +111,20 @@ WITH ORDINALITY AS lane (pool, queue_name, is_async, rate_key, quota, priority, 
 
 -- fragment: due_in_lane
 -- `priority <> 0` is true for every task. It is the condition of the index for claims, so that no other statement uses it.
-SELECT id, good_until FROM horsies_tasks_live AS task
+SELECT id, good_until, task_name FROM horsies_tasks_live AS task
  WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.priority <> 0
    AND (task.priority, task.enqueued_at, task.id) > (lane.priority, lane.enqueued_at, lane.id)
    AND task.enqueued_at <= now() AND task.status = 'PENDING' AND (task.good_until IS NULL OR task.good_until > now())
+
+-- fragment: fits
+-- True for a task that an idle child takes. A task that would wait in a child fits only if it and all tasks before it are
+-- short, without an expiry and a limit, their queues have no other worker that waits for tasks, and the children are expected
+-- to run all of them within the given seconds.
+(seat <= idle OR (SELECT seconds_of FROM short) IS NULL
+ OR (bool_and(good_until IS NULL AND NOT is_async AND NOT is_limited AND (SELECT seconds_of FROM short) ? task_name
+              AND queue_name <> ALL (CAST((SELECT queues FROM hungry) AS text[]))) OVER up_to_it
+     AND sum(CASE WHEN seat > idle THEN CAST((SELECT seconds_of FROM short) ->> task_name AS double precision) ELSE 0 END)
+         OVER up_to_it <= seconds))
 
 -- fragment: claim
 -- The second half of a claim: claim the tasks that are `placed`, each with its turn and the pid of its child.
@@ -130,9 +148,11 @@ placements AS MATERIALIZED (
 )
 
 -- fragment: number_settled
--- The first row of the answer to a claim. It has no id; its claim_seq is the number of settled tasks.
+-- The first row of the answer to a claim. It has no id; its claim_seq is the number of settled tasks, and its worker_pid the
+-- number of due tasks that were found and must wait for an idle child.
 SELECT 0 AS turn, NULL::uuid AS id, settled.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
-       NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz, NULL::integer, NULL::integer, NULL::smallint,
+       NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz,
+       (SELECT count(*) FROM seated WHERE NOT fits)::integer, NULL::integer, NULL::smallint,
        NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer, NULL::smallint
 
 -- name: settle_and_claim
@@ -141,13 +161,14 @@ SELECT 0 AS turn, NULL::uuid AS id, settled.ended::integer AS claim_seq, NULL AS
 -- Lanes (the tasks of one queue and kind) are read in the order given, each up to its quota, from the key where the last
 -- claim ended, so that the dead rows before it are not read again. The first rows of each pool are started at once, for the
 -- children whose pids are given, idle children first. The other rows are prefetched: they stay in the worker as CLAIMED. So
--- do tasks with an expiry that would have to wait in the child: their expiry is checked again when they start.
+-- do tasks with an expiry that would have to wait in the child: their expiry is checked again when they start. A worker that
+-- gives run times prefetches nothing: it claims what its idle children take, and ahead only what fits.
 {settle}, next AS MATERIALIZED (
     SELECT found.*, row_number() OVER () AS turn
       FROM pool
      CROSS JOIN LATERAL (
            SELECT task.*, row_number() OVER () AS seat
-             FROM (SELECT task.id, task.good_until, lane.pool
+             FROM (SELECT task.id, task.good_until, task.task_name, lane.pool, lane.queue_name, lane.is_async
                      FROM {lanes}
                     CROSS JOIN LATERAL (
                           {due_in_lane} AND task.rate_key = ''
@@ -155,9 +176,12 @@ SELECT 0 AS turn, NULL::uuid AS id, settled.ended::integer AS claim_seq, NULL AS
                              FOR UPDATE SKIP LOCKED) AS task
                     WHERE lane.pool = pool.pool
                     ORDER BY lane.place LIMIT pool.room) AS task) AS found LIMIT %(limit)s
+), seated AS MATERIALIZED (
+    SELECT next.id, next.turn, CASE WHEN seat <= idle OR good_until IS NULL THEN pids[seat] END AS pid, {fits} AS fits
+      FROM (SELECT *, false AS is_limited FROM next) AS next JOIN pool USING (pool)
+    WINDOW up_to_it AS (PARTITION BY pool ORDER BY seat)
 ), placed AS (
-    SELECT next.id, next.turn, CASE WHEN seat <= pool.idle OR good_until IS NULL THEN pool.pids[seat] END AS pid
-      FROM next JOIN pool USING (pool)
+    SELECT id, turn, pid FROM seated WHERE fits
 ), {claim}
 {number_settled} FROM settled
 UNION ALL
@@ -190,7 +214,7 @@ SELECT * FROM claimed
     SELECT found.*, row_number() OVER () AS number
       FROM pool
      CROSS JOIN LATERAL (
-           SELECT task.id, task.good_until, lane.queue_name, lane.rate_key, lane.pool, lane.place
+           SELECT task.id, task.good_until, task.task_name, lane.queue_name, lane.is_async, lane.rate_key, lane.pool, lane.place
              FROM {lanes}
              LEFT JOIN rate ON rate.rate_key = lane.rate_key
             CROSS JOIN LATERAL (
@@ -210,14 +234,16 @@ SELECT * FROM claimed
       LEFT JOIN rate USING (rate_key)
      WHERE of_queue <= least(%(batch)s, (SELECT (by_queue ->> queue_name)::integer FROM allowance))
        AND of_rate <= coalesce(rate.allowed, of_rate)
+), seated AS MATERIALIZED (
+    SELECT within.id, rate_key, turn, CASE WHEN seat <= idle OR good_until IS NULL THEN pids[seat] END AS pid, {fits} AS fits
+      FROM (SELECT *, row_number() OVER (PARTITION BY pool ORDER BY turn) AS seat,
+                   rate_key <> '' OR coalesce((SELECT by_queue FROM allowance) ?| ARRAY[queue_name, ''], false) AS is_limited
+              FROM within
+             WHERE turn <= least(%(limit)s, (SELECT (by_queue ->> '')::integer FROM allowance))) AS within
+      JOIN pool USING (pool)
+    WINDOW up_to_it AS (PARTITION BY pool ORDER BY seat)
 ), placed AS (
-    SELECT id, rate_key, turn, pid
-      FROM (SELECT within.id, rate_key, turn,
-                   CASE WHEN seat <= pool.idle OR good_until IS NULL THEN pool.pids[seat] END AS pid
-              FROM (SELECT *, row_number() OVER (PARTITION BY pool ORDER BY turn) AS seat FROM within
-                     WHERE turn <= least(%(limit)s, (SELECT (by_queue ->> '')::integer FROM allowance))) AS within
-              JOIN pool USING (pool)) AS seated
-     WHERE pid IS NOT NULL OR rate_key = ''
+    SELECT id, rate_key, turn, pid FROM seated WHERE fits AND (pid IS NOT NULL OR rate_key = '')
 ), spent AS (
     UPDATE horsies_rates
        SET spent_until = rate.spent_until + make_interval(secs => taken.starts * rate.seconds)

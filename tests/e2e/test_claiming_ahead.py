@@ -1,0 +1,99 @@
+"""With default settings a worker claims short tasks ahead, and a task that turns out long holds up no other."""
+
+from __future__ import annotations
+
+from tests.e2e.observing import Db, row, until_status
+from tests.e2e.office import Office, staffed
+from tests.support.waiting import eventually
+from tests.support.workers import Workplace
+
+APP = """
+app = Horsies(AppConfig.for_database_url(URL))
+
+@app.task("maybe_wait")
+def maybe_wait(path: str | None = None) -> TaskResult[int, TaskError]:
+    while path and not Path(path).exists():
+        time.sleep(0.005)
+    return TaskResult(ok=1)
+
+@app.task("wait_for")
+def wait_for(path: str) -> TaskResult[int, TaskError]:
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return TaskResult(ok=1)
+"""
+WARM_UP = 400
+AHEAD = 50
+
+
+def _known_as_short(place: Workplace, *arguments: str) -> Office:
+    """Start a worker that has learned that `maybe_wait` is short."""
+    office = staffed(place, APP, *arguments)
+    for handle in [office.tasks.maybe_wait.send().unwrap() for _ in range(WARM_UP)]:
+        assert handle.get(30_000).is_ok()
+    return office
+
+
+def test_tasks_claimed_ahead_of_a_child_that_is_held_up_run_in_another_child(workplace: Workplace) -> None:
+    office = _known_as_short(workplace, "--processes=2")
+    gate = office.gate("held-up")
+
+    handles = office.tasks.maybe_wait.send_many([{"path": str(gate)}, *[{}] * AHEAD]).unwrap()
+
+    for handle in handles[1:]:
+        assert handle.get(30_000).is_ok()
+    assert not gate.exists()
+    gate.touch()
+    assert handles[0].get(30_000).is_ok()
+
+
+def test_tasks_claimed_ahead_of_a_child_that_is_held_up_run_in_another_worker(
+    workplace: Workplace, db: Db
+) -> None:
+    office = _known_as_short(workplace, "--processes=1")
+    gate = office.gate("held-up")
+    handles = office.tasks.maybe_wait.send_many([{"path": str(gate)}, *[{}] * AHEAD]).unwrap()
+    until_status(db, handles[0], "RUNNING")
+    workplace.start("--processes=1")
+
+    for handle in handles[1:]:
+        assert handle.get(30_000).is_ok()
+
+    assert not gate.exists()
+    (first, *others) = (row(db, handle)["claimed_by_worker_id"] for handle in handles)
+    assert set(others) - {first}
+    gate.touch()
+    assert handles[0].get(30_000).is_ok()
+
+
+def test_tasks_of_an_unknown_run_time_are_claimed_one_for_each_process(workplace: Workplace, db: Db) -> None:
+    office = staffed(workplace, APP, "--processes=2")
+    gate = office.gate("unknown")
+
+    handles = office.tasks.wait_for.send_many([{"path": str(gate)}] * 6).unwrap()
+    for handle in handles[:2]:
+        until_status(db, handle, "RUNNING")
+
+    count = "SELECT status, count(*) AS tasks FROM horsies_tasks_live GROUP BY 1 ORDER BY 1"
+    found = [(each["status"], each["tasks"]) for each in db.execute(count)]
+    assert found == [("PENDING", 4), ("RUNNING", 2)]
+    gate.touch()
+    for handle in handles:
+        assert handle.get(30_000).is_ok()
+
+
+def test_short_tasks_are_claimed_ahead_by_default(workplace: Workplace, db: Db) -> None:
+    office = _known_as_short(workplace, "--processes=1")
+
+    def shared_a_claim() -> int:
+        """Send a batch, and return the greatest number of its tasks that one claim started."""
+        handles = office.tasks.maybe_wait.send_many([{}] * AHEAD).unwrap()
+        for handle in handles:
+            assert handle.get(30_000).is_ok()
+        query = """SELECT max(tasks) AS most FROM (SELECT count(*) AS tasks FROM horsies_tasks WHERE id = ANY (%s::uuid[])
+                   GROUP BY started_at) AS claims"""
+        found = db.execute(query, ([handle.task_id for handle in handles],)).fetchone()
+        assert found is not None
+        return found["most"]
+
+    eventually(lambda: shared_a_claim() > 2, what="a claim of more tasks than the worker has processes")
