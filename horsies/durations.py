@@ -1,4 +1,4 @@
-"""Parse and format durations, times and rate limits."""
+"""Parse durations and rate limits, and compare times that may be infinite."""
 
 from __future__ import annotations
 
@@ -84,24 +84,6 @@ def seconds_of(text: str) -> int:
     if seconds > LONGEST_SECONDS:
         raise ValueError(f"{quoted} is longer than a century: write 30s, 15m, 12h or 7d")
     return int(seconds)
-
-
-def span(seconds: float) -> str:
-    """Return a duration as short text for people.
-
-    >>> span(0.25), span(75), span(90_000), span(math.inf)
-    ('0.25 s', '1 min', '25 h', 'infinity')
-    """
-    if math.isnan(seconds):
-        return "unknown"
-    if seconds < 0:
-        return f"-{span(-seconds)}"
-    if math.isinf(seconds):
-        return "infinity"
-    for size, unit, least in ((86_400, "d", 2), (3_600, "h", 2), (60, "min", 1)):
-        if seconds >= least * size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def unbounded(moment: datetime) -> str | None:

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from horsies.cli.options import Database, Redaction, database_options, duration, redact_option
-from horsies.cli.output import printable, time_text
+from horsies.cli.output import printable
 from horsies.config import PostgresConfig
 from horsies.db.connection import TRANSIENT, Connection, connect, explain_connection_error
 from horsies.db.ids import not_before
@@ -24,6 +24,7 @@ from horsies.db.queries.events import EventFilter
 from horsies.errors import use_color
 from horsies.events import KINDS, Event
 from horsies.retry import backoff
+from horsies.units import time_text
 
 # How far back to start without --follow and --since.
 RECENT = timedelta(minutes=5)

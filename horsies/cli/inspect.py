@@ -24,15 +24,15 @@ from horsies.cli.options import (
     redact_option,
     subject_argument,
 )
-from horsies.cli.output import age, first_line, print_fields, print_json, print_table, print_text, time_text
+from horsies.cli.output import first_line, print_fields, print_json, print_table, print_text
 from horsies.codec.results import STORED_SHOWN, error_of, raw, stored_text
 from horsies.db.connection import Connection
 from horsies.db.queries import inspect, operations
 from horsies.db.queries.inspect import Attempt, FullTask, Queue, TaskFilter, TaskRow, Worker
 from horsies.db.queries.tasks import TaskLogLine, TaskProgress
-from horsies.durations import seconds_between, span
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, how_to_install
 from horsies.status import TaskStatus
+from horsies.units import age, ago, megabytes, span, time_text, took
 
 WATCH_SECONDS = 1.0
 # The number of running tasks of a worker that are named.
@@ -161,7 +161,7 @@ def worker_row(worker: Worker, running: list[str]) -> dict[str, str]:
     """Return the cells of a worker by column."""
     memory = ""
     if worker.memory_usage_mb is not None and worker.children_memory_mb is not None:
-        memory = f"{worker.memory_usage_mb + worker.children_memory_mb:,.0f} MB"
+        memory = megabytes(worker.memory_usage_mb + worker.children_memory_mb)
     return {
         "worker": worker.worker_id,
         "host": worker.hostname,
@@ -172,7 +172,7 @@ def worker_row(worker: Worker, running: list[str]) -> dict[str, str]:
         "running": str(len(running)),
         "memory": memory,
         "up": age(worker.started_at),
-        "last beat": f"{age(worker.last_beat_at)} ago",
+        "last beat": ago(worker.last_beat_at),
     }
 
 
@@ -242,7 +242,7 @@ def task_row(task: TaskRow) -> dict[str, str]:
         "task": task.task_name,
         "queue": task.queue_name,
         "state": task.status,
-        "sent": f"{age(task.sent_at)} ago",
+        "sent": ago(task.sent_at),
         "attempts": str(task.attempts),
         "error": task.error_code or "",
     }
@@ -253,7 +253,7 @@ def _failure_row(task: TaskRow) -> dict[str, str]:
         "id": task.task_id,
         "task": task.task_name,
         "queue": task.queue_name,
-        "failed": "" if task.failed_at is None else f"{age(task.failed_at)} ago",
+        "failed": "" if task.failed_at is None else ago(task.failed_at),
         "attempts": str(task.attempts),
         "error": task.error_code or "",
         "message": first_line(task.message),
@@ -319,7 +319,7 @@ def _result_and_traceback(result: str | None) -> tuple[str | None, str | None]:
 def _progress(progress: TaskProgress) -> str:
     total = "" if progress.total is None else f" of {progress.total:g}"
     message = f", {progress.message}" if progress.message else ""
-    return f"{progress.done:g}{total}{message} ({age(progress.at)} ago)"
+    return f"{progress.done:g}{total}{message} ({ago(progress.at)})"
 
 
 def _attempt_row(attempt: Attempt) -> dict[str, str]:
@@ -328,7 +328,7 @@ def _attempt_row(attempt: Attempt) -> dict[str, str]:
         "attempt": str(attempt.attempt),
         "outcome": attempt.outcome + (", retried" if attempt.will_retry else ""),
         "started": time_text(began),
-        "took": span(seconds_between(began, ended)) if began and ended else "",
+        "took": took(began, ended),
         "error": attempt.error_code or "",
         "message": first_line(attempt.error_message),
         "worker": f"{attempt.worker_hostname or ''}:{attempt.worker_pid or ''}",

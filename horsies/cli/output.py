@@ -7,14 +7,12 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, tzinfo
 
 import click
 import msgspec
 from psycopg import errors
 
 from horsies import logs
-from horsies.durations import in_zone, seconds_between, span, unbounded
 from horsies.errors import HorsiesError, ValidationReport, mask_passwords, use_color
 from horsies.validation import no_permission
 
@@ -82,21 +80,6 @@ def cut(text: str, longest: int = LONGEST_CELL) -> str:
 def first_line(text: str | None) -> str:
     """Return the first line of a message, cut to the width of its column."""
     return cut((text or "").partition("\n")[0], MESSAGE_WIDTH)
-
-
-def age(moment: datetime) -> str:
-    """Return how long ago a time was, with a minus sign if it is in the future."""
-    return span(seconds_between(moment, datetime.now(UTC)))
-
-
-def time_text(moment: datetime | None, zone: tzinfo | None = None) -> str:
-    """Return a time in a zone, the local one by default, to the millisecond and with its offset; nothing for None.
-
-    All commands print times with this function.
-    """
-    if moment is None:
-        return ""
-    return unbounded(moment) or in_zone(moment, zone).isoformat(sep=" ", timespec="milliseconds")
 
 
 def printable(text: str) -> str:

@@ -23,7 +23,7 @@ from horsies.cli.options import (
     messages,
     subject_argument,
 )
-from horsies.cli.output import cut, print_json, print_table, raise_all, time_text
+from horsies.cli.output import cut, print_json, print_table, raise_all
 from horsies.config import AppConfig
 from horsies.db.connection import TRANSIENT, explain_connection_error
 from horsies.errors import ConfigurationError, DatabaseError, ErrorCode, HorsiesError
@@ -34,6 +34,7 @@ from horsies.schedule.api import ScheduleErrorCode, ScheduleInfo, ScheduleResult
 from horsies.schedule.model import TaskSchedule
 from horsies.schedule.occurrences import NeverAgain, local_slots, zone_of
 from horsies.schedule.patterns import CronSchedule, IntervalSchedule, describe, to_data
+from horsies.units import time_text
 
 T = TypeVar("T")
 

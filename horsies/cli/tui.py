@@ -23,7 +23,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from horsies import cancellation
 from horsies.cli.inspect import queue_row, read_workers, task_row, worker_row
 from horsies.cli.options import Redaction
-from horsies.cli.output import age, cut, first_line, printable
+from horsies.cli.output import cut, first_line, printable
 from horsies.cli.signals import restored_handlers
 from horsies.codec.results import STORED_SHOWN, UNDECODABLE, stored_text
 from horsies.config import PostgresConfig
@@ -32,6 +32,7 @@ from horsies.db.queries import inspect, operations
 from horsies.db.queries.inspect import Attempt, FullTask, Queue, TaskFilter, TaskPage, TaskRow, Worker
 from horsies.db.queries.operations import ALL_QUEUES, Selection
 from horsies.errors import mask_passwords
+from horsies.units import age, ago
 
 REFRESH_SECONDS = 1.0
 EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -214,7 +215,7 @@ def task_text(found: FullTask) -> Text:
     task = found.task
     facts = {
         "task": task.task_name, "id": task.task_id, "queue": task.queue_name, "state": task.status,
-        "priority": task.priority, "sent": f"{age(task.sent_at)} ago", "error": task.error_code,
+        "priority": task.priority, "sent": ago(task.sent_at), "error": task.error_code,
     }  # fmt: skip
     text = Text()
     for name, value in facts.items():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
-from math import isfinite
 from typing import Any
 from uuid import UUID
 
@@ -20,14 +18,14 @@ from horsies.cli.options import (
     redact_option,
     subject_argument,
 )
-from horsies.cli.output import cut, print_json, print_table, printable, time_text
+from horsies.cli.output import cut, print_json, print_table, printable
 from horsies.codec.results import error_of
 from horsies.db.connection import Connection
 from horsies.db.queries import workflows as stored
 from horsies.db.queries.workflows import NodeDetails, WorkflowDetails, WorkflowSummary
-from horsies.durations import seconds_between, span
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.status import WorkflowStatus
+from horsies.units import time_text, took
 from horsies.workflow import control
 
 # The fields of the JSON documents that have other names than those of the rows.
@@ -163,7 +161,7 @@ def _workflow_row(flow: WorkflowSummary) -> dict[str, str]:
         "status": flow.status,
         "done": f"{flow.total_tasks - flow.open_tasks}/{flow.total_tasks}",
         "sent": time_text(flow.sent_at),
-        "took": _took(flow.started_at, flow.completed_at),
+        "took": took(flow.started_at, flow.completed_at),
         "error": flow.error or "",
     }
 
@@ -195,12 +193,5 @@ def _node_row(node: NodeDetails, depth: int, names: dict[int, str]) -> dict[str,
         "waits for": ", ".join(waits_for[:3]) + more,
         "runs": node.task_name if node.kind == "task" else f"{node.kind} {node.task_name}",
         "started": time_text(node.started_at),
-        "took": _took(node.started_at, node.completed_at),
+        "took": took(node.started_at, node.completed_at),
     }
-
-
-def _took(began: datetime | None, ended: datetime | None) -> str:
-    if began is None or ended is None:
-        return ""
-    seconds = seconds_between(began, ended)
-    return f"{seconds:.2f} s" if isfinite(seconds) else span(seconds)

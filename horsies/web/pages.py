@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
-from math import isfinite, isinf, isnan
+from math import isnan
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 from uuid import UUID
@@ -18,9 +18,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from horsies import units
 from horsies.codec.results import error_of, pretty
 from horsies.db.queries.inspect import MOST_NODES, RunningTask
-from horsies.durations import in_zone, seconds_between, span, unbounded
 from horsies.status import WorkflowStatus
 from horsies.web.api import CALLS, PARAMETERS
 from horsies.web.auth import COOKIE, TooManyAttempts, is_https, is_same_origin
@@ -40,67 +40,6 @@ from horsies.web.state import DashboardState
 # How long a page waits for the doctor; the page asks again by itself.
 DOCTOR_SECONDS = 0.1
 MAX_LOGIN_BYTES = 4_096
-
-
-def number(value: float | None) -> str:
-    """Format a number with thousands separators.
-
-    >>> number(1234567), number(0.25), number(None)
-    ('1,234,567', '0.25', '–')
-    """
-    if value is None or isnan(value):
-        return "–"
-    if isinf(value):
-        return span(value)
-    if value == int(value):
-        return f"{int(value):,}"
-    return f"{value:,.1f}" if value >= 10 else f"{value:.2g}"
-
-
-def whole(value: float) -> str:
-    """Format a number without decimals.
-
-    >>> whole(1234.5), whole(float("nan"))
-    ('1,234', '–')
-    """
-    return number(round(value) if isfinite(value) else value)
-
-
-def short(value: float) -> str:
-    """Format a number for the axis of a plot.
-
-    >>> short(250), short(10_000), short(2_500_000)
-    ('250', '10k', '2.5M')
-    """
-    for size, unit in ((1_000_000, "M"), (1_000, "k")):
-        if value >= size:
-            return f"{value / size:g}{unit}"
-    return number(value)
-
-
-def ago(moment: datetime | None, now: datetime | None = None) -> str:
-    """Format a time relative to now: "5 min ago" or "in 5 min"."""
-    if moment is None:
-        return "–"
-    if (infinite := unbounded(moment)) is not None:
-        return infinite
-    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
-    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
-
-
-def took(began: datetime | None, ended: datetime | None) -> str:
-    return "–" if began is None or ended is None else span(max(0.0, seconds_between(began, ended)))
-
-
-def moment(at: datetime | None) -> str:
-    """Format a time in UTC, to the millisecond."""
-    if at is None:
-        return "–"
-    return unbounded(at) or in_zone(at, UTC).isoformat(sep=" ", timespec="milliseconds")[:23] + " UTC"
-
-
-def clock(at: datetime) -> str:
-    return unbounded(at) or in_zone(at, UTC).strftime("%H:%M:%S")
 
 
 def as_json(value: Any) -> str:
@@ -132,18 +71,27 @@ ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 ENVIRONMENT.filters.update(
-    number=number,
-    whole=whole,
-    short=short,
-    ago=ago,
-    moment=moment,
-    clock=clock,
-    pretty=pretty,
-    span=span,
+    {
+        function.__name__: function
+        for function in (
+            units.ago,
+            units.clock,
+            units.exactly,
+            units.megabytes,
+            units.moment,
+            units.number,
+            units.per_second,
+            units.percentage,
+            units.short,
+            units.span,
+            units.whole,
+            pretty,
+        )
+    },
     json=as_json,
 )
 _HELPERS: dict[str, Any] = {
-    "took": took,
+    "took": units.took,
     "percent": percent,
     "query": query,
     "version": version("horsies"),
@@ -378,7 +326,7 @@ def plots(found: Overview) -> list[dict[str, Any]]:
             Series("waiting", "wait", waiting),
             Series("running", "accent", running),
         ]),
-        plot("Failures", f"per {span(seconds)}", points, [
+        plot("Failures", f"per {units.span(seconds)}", points, [
             Series("failed", "bad", [float(point.failed) for point in points]),
             Series("cancelled or expired", "warm", [float(point.other) for point in points]),
         ]),

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from horsies.db.queries.tasks import Claimed, Expired, Failure
-from horsies.durations import span
 from horsies.errors import mask_passwords
 from horsies.redaction import Redactor
 from horsies.registry import TaskRegistry
+from horsies.units import span
 
 logger = logging.getLogger("horsies.worker")
 

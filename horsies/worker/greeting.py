@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from horsies.config import CustomQueueConfig, WorkerConfig
-from horsies.durations import span
 from horsies.logs import counted
 from horsies.registry import TaskRegistry
+from horsies.units import span
 from horsies.worker.claim import Limits
 
 # Names are listed in columns when there are more than this.

@@ -120,4 +120,4 @@ def test_times_without_end_are_written_as_such(db: Db, database_url: str) -> Non
 
     assert result.exit_code == 0, result.output
     assert " infinity " in result.output
-    assert "-infinity ago" in result.output
+    assert result.output.rstrip().endswith(" infinity")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from horsies.db.queries.why import MOST_AHEAD, WaitingFacts, reasons_of
-from horsies.durations import seconds_of, span
+from horsies.durations import seconds_of
 
 READY = WaitingFacts(
     id="1",
@@ -112,12 +112,3 @@ def test_durations_are_written_with_a_unit(text: str, seconds: int) -> None:
 def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="30s, 15m, 12h or 7d"):
         seconds_of(text)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.25, "0.25 s"), (9.9, "9.9 s"), (42, "42 s"), (60, "1 min"), (7_199, "119 min"), (7_200, "2 h"),
-     (172_800, "2 d"), (-75, "-1 min")],
-)  # fmt: skip
-def test_durations_are_said_as_people_do(seconds: float, text: str) -> None:
-    assert span(seconds) == text

@@ -55,7 +55,7 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
 def test_a_page_of_another_name_on_this_machine_gets_nothing() -> None:
     """DNS rebinding: a foreign name that resolves to this machine would let its pages read ours."""
     for base in ("http://evil.example", "http://evil.example:8600", "http://127.0.0.1.evil.example"):
-        assert statuses(dashboard(), get("/static/style.css"), get("/api"), base=base) == [421, 421]
+        assert statuses(dashboard(), get("/static/base.css"), get("/api"), base=base) == [421, 421]
     for base in ("http://localhost:8600", "http://127.0.0.1:8600", "http://[::1]:8600"):
         assert statuses(dashboard(), get("/api"), base=base) == [200]
     assert statuses(dashboard(allowed_hosts=["ops.example"]), get("/api"), base="http://ops.example") == [200]
@@ -101,7 +101,7 @@ def test_signing_in_leaves_a_browser_with_something_else_than_the_token() -> Non
 
 @pytest.mark.parametrize("client", ["10.1.2.3", "2001:db8::1", "::ffff:10.1.2.3", "testclient"])
 def test_without_a_token_only_clients_of_this_machine_are_served_whatever_name_they_call(client: str) -> None:
-    paths = ("/api", "/static/style.css", "/login", "/api/tasks", "/metrics", "/events")
+    paths = ("/api", "/static/base.css", "/login", "/api/tasks", "/metrics", "/events")
 
     answers = calls(dashboard(), *(get(path) for path in paths), client=client)
 
@@ -132,7 +132,7 @@ def test_a_trusted_header_is_refused_from_anybody_but_a_trusted_proxy(client: st
     named = {"X-User": "ann"}
     app = dashboard(trusted_header="X-User", token=TOKEN)
 
-    for path in ("/api", "/login", "/static/style.css", "/api/tasks"):
+    for path in ("/api", "/login", "/static/base.css", "/api/tasks"):
         (answer,) = calls(app, get(path, headers=named | BEARER), client=client)
         assert answer.status_code == 403
         assert client in answer.text or client == "testclient"
@@ -225,7 +225,7 @@ def test_what_is_wrong_is_said_without_a_stack_trace() -> None:
 def test_it_can_be_mounted_anywhere() -> None:
     host = Starlette(routes=[Mount("/ops/horsies", dashboard())])
 
-    page, style = calls(host, get("/ops/horsies/api"), get("/ops/horsies/static/style.css"))
+    page, style = calls(host, get("/ops/horsies/api"), get("/ops/horsies/static/base.css"))
 
     assert page.status_code == 200
     assert style.status_code == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from horsies.durations import span
+from horsies.units import span
 
 # The number of tasks ahead of a task that are counted.
 MOST_AHEAD = 10_000

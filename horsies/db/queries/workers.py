@@ -13,8 +13,8 @@ from horsies.db.connection import Connection
 from horsies.db.queries import operations
 from horsies.db.queries.tasks import Claimed, as_json, give_back
 from horsies.db.sql import statements
-from horsies.durations import span
 from horsies.status import WorkerState
+from horsies.units import span
 
 SQL = statements("workers")
 

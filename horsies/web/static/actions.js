@@ -1,7 +1,9 @@
 // Actions: ask for confirmation, send the request with a header that no form can send, and show the outcome.
 
+import { counted, number } from "./units.js";
+
 const base = document.documentElement.dataset.base;
-const counted = (count) => (count === 1 ? "1 task" : `${count.toLocaleString("en")} tasks`);
+const tasks = (count) => counted(count, "task");
 
 export async function post(path, body) {
   const answer = await fetch(base + path, {
@@ -103,7 +105,7 @@ function count() {
   const ids = picked(), bulk = document.getElementById("bulk");
   if (!bulk) return;
   const all = bulk.dataset.filterable === "yes" ? "None selected: actions apply to all tasks that match the filters" : "None selected";
-  document.getElementById("chosen").textContent = ids.length ? `${counted(ids.length)} selected` : all;
+  document.getElementById("chosen").textContent = ids.length ? `${tasks(ids.length)} selected` : all;
   for (const button of bulk.querySelectorAll("[data-bulk]")) button.disabled = !ids.length && bulk.dataset.filterable !== "yes";
 }
 
@@ -118,11 +120,11 @@ async function bulk(button, refresh) {
   }
   if (!found) return toast(`${button.textContent}: not possible for any of these tasks.`, "bad");
   const noun = found === 1 ? "task" : "tasks", decline = { retry: "Go back" }[button.dataset.bulk] ?? (found === 1 ? "Keep it" : "Keep them");
-  if (!(await ask(`${button.textContent} ${counted(found)}?`, { confirm: `${button.textContent} ${noun}`, decline, danger: true }))) return;
+  if (!(await ask(`${button.textContent} ${tasks(found)}?`, { confirm: `${button.textContent} ${noun}`, decline, danger: true }))) return;
   await carryOut(async () => {
     const reply = await post(path, which);
     for (const box of document.querySelectorAll(".pick:checked")) box.checked = false;
-    return `${button.textContent}: ${counted(reply.done)} of ${reply.found.toLocaleString("en")}.`;
+    return `${button.textContent}: ${tasks(reply.done)} of ${number(reply.found)}.`;
   }, refresh);
 }
 

@@ -3,6 +3,7 @@ import { actions } from "./actions.js";
 import { keys } from "./keys.js";
 import { live } from "./live.js";
 import { plots } from "./plots.js";
+import { ago } from "./units.js";
 
 const root = document.documentElement;
 
@@ -18,15 +19,10 @@ function theme() {
 
 // Update relative times such as "12 s ago" every second.
 function ages() {
-  const units = [[86400, "d", 2], [3600, "h", 2], [60, "min", 1]];
-  const format = (seconds) => {
-    for (const [size, unit, least] of units) if (seconds >= least * size) return `${Math.floor(seconds / size)} ${unit}`;
-    return `${Math.round(seconds)} s`;
-  };
   setInterval(() => {
     for (const each of document.querySelectorAll("time[data-since]")) {
-      const seconds = Date.now() / 1000 - Number(each.dataset.since);
-      each.textContent = seconds >= 0 ? `${format(seconds)} ago` : `in ${format(-seconds)}`;
+      const text = ago(Date.now() / 1000 - Number(each.dataset.since));
+      if (each.textContent !== text) each.textContent = text;
     }
   }, 1000);
 }

@@ -1,7 +1,7 @@
 // The tooltip of a plot: the values at the pointer.
+import { inUnit } from "./units.js";
 
 const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
-const number = (value) => (value === null ? "–" : value >= 100 || value === 0 ? Math.round(value).toLocaleString("en") : value.toPrecision(2));
 
 export function plots() {
   const tip = document.createElement("div");
@@ -23,7 +23,7 @@ function show(tip, frame, event) {
   const lines = plot.lines.map((line) => {
     const row = document.createElement("div");
     row.className = line.style;
-    row.textContent = `${line.label}: ${number(line.values[place])}`;
+    row.textContent = `${line.label}: ${inUnit(line.values[place], plot.unit)}`;
     return row;
   });
   const head = document.createElement("b");
