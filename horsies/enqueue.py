@@ -28,6 +28,7 @@ from horsies.db.queries.tasks import NewTask, as_json
 from horsies.durations import Duration, RateLimit, in_milliseconds, in_seconds, is_duration
 from horsies.errors import HorsiesError, is_storable_text, is_whole_number, mask_passwords
 from horsies.frozen import dataclass
+from horsies.keys import CostOption, KeyOption, cost_number, key_text, lane_of_key, option_value
 from horsies.middleware import Headers, is_observed, with_headers
 from horsies.redaction import Redactor
 from horsies.result import Result, TaskSendError, TaskSendPayload, WorkflowStartError
@@ -61,6 +62,7 @@ class TaskSendOptions:
     conn: Any = None
     delay: Duration | None = None
     timeout: Duration | None = None
+    key: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,10 @@ class TaskDefinition:
     idempotent: bool = False
     rate_limit: str | None = None
     on_failure: str | None = None
+    key: KeyOption = None
+    key_concurrency: int | None = None
+    key_rate: str | None = None
+    cost: CostOption = None
 
     @property
     def rate(self) -> RateLimit | None:
@@ -91,6 +97,21 @@ class TaskDefinition:
     def rate_key(self) -> str:
         """Return the key under which its starts are counted: its name, or "" for a task without a rate limit."""
         return "" if self.rate_limit is None else self.name
+
+    @property
+    def key_source(self) -> str | None:
+        """Return where its key comes from: a parameter's name, or "()" for a function, which only Python can call."""
+        return self.key if self.key is None or isinstance(self.key, str) else "()"
+
+    @property
+    def per_key(self) -> RateLimit | None:
+        """Return the rate limit of each of its keys, parsed."""
+        return RateLimit.parse(self.key_rate)
+
+    @property
+    def has_keys(self) -> bool:
+        """Return True if tasks may be sent with a key: the task has a key, or a limit for the keys of its sends."""
+        return self.key is not None or self.key_concurrency is not None or self.key_rate is not None
 
     @property
     def max_retries(self) -> int:
@@ -139,6 +160,7 @@ class SendRequest:
             self._problem = f"queue {options.queue_name!r} is not configured; use one of: {names}"
         elif self._problem is None:
             self._columns = _shared_columns(task, options, queue)
+        self._is_keyed = task.key is not None or options.key is not None
 
     def rows(
         self, calls: Iterable[Arguments], delay: ScheduleDelay = UNSET, first: int | None = None
@@ -206,6 +228,8 @@ class SendRequest:
         except ArgumentError as error:
             raise InvalidSend(self._redacted(str(error), args, kwargs)) from error
         self._check_size(len(encoded))
+        if self._is_keyed:
+            columns = {**columns, **self._key_columns(args, kwargs)}
         return NewTask(
             id=task_id,
             kwargs=encoded.decode(),
@@ -213,6 +237,12 @@ class SendRequest:
             enqueue_sha=None if self.options.idempotency_key is None else self._sha(encoded),
             **columns,
         )
+
+    def _key_columns(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return key_columns(self.task, self.options.key, args, kwargs)
+        except InvalidSend as error:
+            raise InvalidSend(self._redacted(str(error), args, kwargs)) from error.__cause__
 
     def _check_size(self, size: int) -> None:
         policy = self.broker.config.payload
@@ -251,6 +281,37 @@ class SendRequest:
         """Return the message without the values of redacted arguments."""
         by_name = {**dict(zip(self.task.signature.parameters, args, strict=False)), **kwargs}
         return Redactor(self.broker.config.redact).scrub_call(message, by_name)
+
+
+def key_columns(
+    task: TaskDefinition, key: str | int | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the lane of a call's key, and its cost if it has one; `key` is that of the send, None for that of the task.
+
+    Raise InvalidSend if the key or the cost cannot be used.
+    """
+    value = key if key is not None else _called(task, "key", task.key, args, kwargs)
+    try:
+        columns: dict[str, Any] = {"rate_key": lane_of_key(key_text(value))}
+    except ValueError as error:
+        raise InvalidSend(f"the key of task {task.name!r} {error}") from error
+    if task.cost is None:
+        return columns
+    try:
+        return columns | {"cost": cost_number(_called(task, "cost", task.cost, args, kwargs))}
+    except ValueError as error:
+        raise InvalidSend(f"the cost of task {task.name!r} {error}") from error
+
+
+def _called(
+    task: TaskDefinition, what: str, option: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return the key or the cost of a call."""
+    try:
+        return option_value(option, task.signature.bound(args, kwargs), args, kwargs)
+    except Exception as error:
+        problem = f"the {what} function of task {task.name!r} raised {type(error).__name__}: {error}"
+        raise InvalidSend(problem) from error
 
 
 def _shared_columns(

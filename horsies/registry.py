@@ -30,6 +30,7 @@ from horsies.errors import (
 )
 from horsies.events import WORKER_KINDS, Hook
 from horsies.handle import TaskHandle
+from horsies.keys import LANE_PREFIX, CostOption, KeyOption
 from horsies.middleware import Middleware
 from horsies.names import qualified_name
 from horsies.result import TaskError, TaskResult
@@ -65,6 +66,7 @@ ChildProcessStartHook = Callable[[], None]
 AnyTask = BaseTask[..., Any]
 
 MAX_NAME_LENGTH = 255
+MAX_KEY_CONCURRENCY = 1_000_000
 # By whether the function is async, and whether it returns a TaskResult.
 _TASK_CLASSES: Mapping[tuple[bool, bool], type[AnyTask]] = {
     (False, False): PlainTask,
@@ -161,6 +163,10 @@ class TaskRegistry:
         on_failure: AnyTask | str | None = None,
         idempotent: bool = False,
         rate_limit: str | None = None,
+        key: KeyOption = None,
+        key_concurrency: int | None = None,
+        key_rate: str | None = None,
+        cost: CostOption = None,
         **unknown: Never,
     ) -> _Decorator: ...
     def task(
@@ -180,6 +186,10 @@ class TaskRegistry:
         on_failure: AnyTask | str | None = None,
         idempotent: bool = False,
         rate_limit: str | None = None,
+        key: KeyOption = None,
+        key_concurrency: int | None = None,
+        key_rate: str | None = None,
+        cost: CostOption = None,
         **unknown: Any,
     ) -> Any:
         """Make a task of the function below. Without a name, it is called `module.function`.
@@ -207,6 +217,10 @@ class TaskRegistry:
             "on_failure": on_failure.name if isinstance(on_failure, BaseTask) else on_failure,
             "idempotent": idempotent,
             "rate_limit": rate_limit,
+            "key": key,
+            "key_concurrency": key_concurrency,
+            "key_rate": key_rate,
+            "cost": cost,
             "unknown": unknown,
         }
         if isinstance(task_name, str | None):
@@ -230,6 +244,8 @@ class TaskRegistry:
         queue_name = options["queue_name"] if options["queue"] is None else options["queue"]
         queue = report.collect(lambda: self._find_queue(name, queue_name))
         signature = report.collect(lambda: Signature.of(fn, task_name=name))
+        for error in _key_problems(name, signature, options):
+            report.add(error)
         report.raise_if_any()
         assert queue is not None and signature is not None  # noqa: PT018  otherwise raise_if_any has raised
         is_async = inspect.iscoroutinefunction(fn)
@@ -498,6 +514,38 @@ def _timeout_problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not is_number or not MIN_TIMEOUT_MS <= in_seconds(given) * 1_000 <= MAX_TIMEOUT_MS:
         remedy = f"use seconds from {MIN_TIMEOUT_MS / 1_000} to {MAX_TIMEOUT_MS // 1_000}, or a timedelta"
         yield f"has timeout={given!r}", remedy
+
+
+def _key_problems(
+    name: str, signature: Signature | None, options: Mapping[str, Any]
+) -> Iterator[TaskDefinitionError]:
+    """Yield an error for each invalid option that concerns keys."""
+
+    def wrong(message: str, remedy: str) -> TaskDefinitionError:
+        return TaskDefinitionError(
+            f"task {name!r} {message}", code=ErrorCode.TASK_INVALID_OPTIONS, help_text=remedy
+        )
+
+    for option in ("key", "cost"):
+        given = options[option]
+        if isinstance(given, str):
+            if signature is not None and given not in signature.parameters:
+                known = ", ".join(signature.parameters) or "none"
+                remedy = f"name a parameter of the task ({known}), or pass a function of its arguments"
+                yield wrong(f"has {option}={given!r}, and no parameter of that name", remedy)
+        elif given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
+            yield wrong(f"has {option}={given!r}", "name a parameter, or pass a plain function of the arguments")
+    concurrency, rate = options["key_concurrency"], options["key_rate"]
+    if concurrency is not None and not is_whole_number(concurrency, 1, MAX_KEY_CONCURRENCY):
+        yield wrong(
+            f"has key_concurrency={concurrency!r}", f"use a whole number from 1 to {MAX_KEY_CONCURRENCY:,}"
+        )
+    if rate is not None and RateLimit.parse(rate) is None:
+        yield wrong(f"has key_rate={rate!r}", 'write starts per period: "10/s", "100/m" or "500/h"')
+    if options["cost"] is not None and rate is None:
+        yield wrong("has a cost and no key_rate", 'a cost counts against a rate: add key_rate="60/m"')
+    if options["rate_limit"] is not None and name.startswith(LANE_PREFIX):
+        yield wrong(f"has a rate limit and a name that begins with {LANE_PREFIX!r}", "give it another name")
 
 
 def _retry_problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -299,11 +299,12 @@ class BaseTask(Sender[P, T]):
         conn: Any = None,
         delay: Duration | None = None,
         timeout: Duration | None = None,
+        key: str | int | None = None,
         **unknown: Never,
     ) -> Sender[P, T]:
         """Return the same task with options for one send.
 
-        `delay` (before the start) and `timeout` (of a run) are seconds or timedeltas.
+        `delay` (before the start) and `timeout` (of a run) are seconds or timedeltas. `key` replaces the key of the task.
 
         `conn` is a connection or session of your own: the task is stored if and only if its transaction commits.
 
@@ -323,6 +324,7 @@ class BaseTask(Sender[P, T]):
             conn=conn,
             delay=delay,
             timeout=timeout,
+            key=key,
         )
         return Sender(self.definition, options, self._broker)
 

@@ -108,6 +108,11 @@ class Signature:
         given = self._bind(args, kwargs)
         return self._encode_whole(given) or self._encode_each(given)
 
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, those with their defaults included; ArgumentError if they do not fit."""
+        defaults = {name: p.default for name, p in self.parameters.items() if p.default is not p.empty}
+        return defaults | self._bind(args, kwargs)
+
     def encode_part(self, kwargs: Mapping[str, Any]) -> bytes:
         """Encode some of the arguments as a JSON object; unknown names are left out."""
         return self._encode_each({name: value for name, value in kwargs.items() if name in self._codecs})

@@ -15,6 +15,7 @@ import msgspec
 
 from horsies.db.connection import Connection
 from horsies.db.queries.tasks import SQL, NewTask, Taken, as_json, as_texts
+from horsies.keys import is_keyed
 
 R = TypeVar("R")
 Rows = list[tuple[Any, ...]]
@@ -124,7 +125,7 @@ def _existing_task(row: NewTask, conflict: Taken) -> UUID | None:
 
 COPY = SQL["copy"]
 ROWS_PER_WRITE = 1_000
-# The columns of the `copy` statement after id and kwargs.
+# The columns of the `copy` statement after id, kwargs, rate_key and cost.
 SHARED_COLUMNS = (
     "task_name",
     "queue_name",
@@ -136,7 +137,6 @@ SHARED_COLUMNS = (
     "max_retries",
     "task_options",
     "tags",
-    "rate_key",
 )
 
 
@@ -152,11 +152,20 @@ def copy_batches(rows: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
 
 
 def copy_lines(rows: Sequence[NewTask]) -> str:
-    """Return rows in COPY's text format; all columns but id and kwargs are taken from the first row."""
+    """Return rows in COPY's text format; all columns but id, arguments, key and cost are taken from the first row."""
     texts = as_texts(rows[0])
     texts["eta"] = texts["eta"] or "now"
     shared = "\t".join(_copy_field(texts[name]) for name in SHARED_COLUMNS)
-    return "".join([f"{row.id}\t{_copy_field(row.kwargs)}\t{shared}\n" for row in rows])
+    if not is_keyed(rows[0].rate_key):
+        shared = f"{_copy_field(texts['rate_key'])}\t\\N\t{shared}"
+        return "".join([f"{row.id}\t{_copy_field(row.kwargs)}\t{shared}\n" for row in rows])
+    return "".join(
+        [
+            f"{row.id}\t{_copy_field(row.kwargs)}\t{_copy_field(row.rate_key)}\t"
+            f"{_copy_field(None if row.cost is None else str(row.cost))}\t{shared}\n"
+            for row in rows
+        ]
+    )
 
 
 def _copy_field(text: str | None) -> str:

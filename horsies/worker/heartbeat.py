@@ -101,6 +101,10 @@ class Heartbeat:
                 task.rate_key,
                 None if task.rate is None else task.rate.seconds,
                 None if task.rate is None else task.rate.burst,
+                task.key_source,
+                task.key_concurrency,
+                None if task.per_key is None else task.per_key.seconds,
+                None if task.per_key is None else task.per_key.burst,
             )
             for task in (task.definition for task in self._app.tasks.values())
         ]

@@ -43,8 +43,7 @@ PREPARED = workflows.PREPARED | {
     "settle_and_claim": prepared_form(
         "plain_settle_and_claim", tasks.SQL["settle_and_claim"], tasks.SETTLE_AND_CLAIM_TYPES
     ),
-    "settle_and_claim_within": (tasks.PREPARE, tasks.EXECUTE),
-}
+} | tasks.PREPARED
 
 CASE_NOT_MET = (
     '{"error_code":{"__builtin_task_code__":"WORKFLOW_SUCCESS_CASE_NOT_MET"},'
@@ -120,7 +119,7 @@ async def _try_settle_and_claim(
         batch.add(b"BEGIN")
         returned = await settlement.complete(completed)
         await settlement.advance(returned.events, returned.loaded)
-        if tasks.is_plain(ask):
+        if tasks.is_plain(ask) and not tasks.uses_keys(others, ask):
             answer = batch.add(PREPARED["settle_and_claim"][1], tasks.settle_and_claim_values(others, ask))
             batch.add(b"COMMIT")
             timer = await settlement.finish()

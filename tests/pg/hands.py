@@ -13,11 +13,13 @@ from horsies.db.connection import connect_worker
 from horsies.db.queries import operations, retention, tasks, workers
 from horsies.db.queries.operations import Selection
 from horsies.db.queries.tasks import (
+    KEY_STEPS,
     Claimed,
     ClaimRequest,
     Completed,
     ConcurrencyCap,
     Failure,
+    KeyLane,
     Lane,
     PoolRoom,
     SettledAndClaimed,
@@ -50,6 +52,7 @@ class Hands:
 
     def __init__(self, url: str) -> None:
         self.worker_id = uuid4()
+        self.last_answer = SettledAndClaimed(0, [], 0)
         self._runner = asyncio.Runner()
         self._connection = self._run(connect_worker(PostgresConfig(database_url=url), "hands"))
 
@@ -86,6 +89,29 @@ class Hands:
             [], lanes, [PoolRoom(0, limit, len(pids), list(pids))], rates=rates, caps=caps
         )[1]
 
+    def claim_keys(
+        self,
+        *queues: str,
+        room: int = 10,
+        after: str = "",
+        completed: Iterable[Claimed] = (),
+        is_async: bool = False,
+        unkeyed: bool = False,
+        **request: Any,
+    ) -> list[Claimed]:
+        """End tasks that returned, and take the next task of each key for idle children; and others, if asked to."""
+        names = queues or ("default",)
+        lanes = [Lane(0, name, is_async, None, room, *START) for name in names]
+        lanes += [Lane(0, name, is_async, "", room, *START) for name in names if unkeyed]
+        self.last_answer = self.settle_and_claim(
+            [Completed(task.id, task.claim_seq, OK, rate_key=task.rate_key) for task in completed],
+            lanes,
+            [PoolRoom(0, room, room, list(range(1, room + 1)))],
+            key_lanes=[KeyLane(name, is_async, room, after) for name in names],
+            **request,
+        )
+        return self.last_answer.claimed
+
     def run_next(self, *queues: str, limit: int = 100, pid: int = 4242) -> list[Claimed]:
         """Claim and start, all at once."""
         return self.claim(*queues, limit=limit, pids=[pid] * limit)
@@ -106,6 +132,8 @@ class Hands:
         batch: int = NO_LIMIT,
         left_out: str = "",
         run_times: str = "",
+        key_lanes: Sequence[KeyLane] = (),
+        steps: int = KEY_STEPS,
     ) -> SettledAndClaimed:
         """End and claim, with everything that can be said about it."""
         request = ClaimRequest(
@@ -120,6 +148,8 @@ class Hands:
             process_name="hands",
             left_out=left_out,
             run_times=run_times,
+            key_lanes=key_lanes,
+            steps=steps,
         )
         return self._run(tasks.settle_and_claim(self._connection, completed, request))
 

@@ -6,6 +6,11 @@
 task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM given, jsonb_object_keys(by_call) AS call))
 AND (SELECT by_call FROM given) ? (task.id || '/' || task.claim_seq)
 
+-- fragment: is_slot_taken
+-- True for a slot whose task still has it.
+EXISTS (SELECT FROM horsies_tasks_live AS task
+         WHERE task.id = slot.task_id AND task.claim_seq = slot.claim_seq AND task.status IN ('CLAIMED', 'RUNNING'))
+
 -- fragment: complete
 -- Complete tasks. A task that is no longer ours is not settled: its result is dropped. Nor is one that was cancelled: `fail`
 -- settles it.
@@ -16,7 +21,7 @@ WITH given AS MATERIALIZED (
        SET live = false, status = 'COMPLETED', result = (SELECT by_call FROM given) ->> (task.id || '/' || task.claim_seq),
            completed_at = now(), terminal_at = now()
      WHERE task.live AND {is_given} AND task.status = 'RUNNING' AND task.cancel_asked_at IS NULL
-    RETURNING task.id, task.awaited
+    RETURNING task.id, task.awaited, task.rate_key
 
 -- fragment: matches_names
 (%(name)s::text IS NULL OR task_name = %(name)s) AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)

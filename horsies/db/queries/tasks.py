@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -20,6 +21,7 @@ from psycopg.rows import class_row
 from horsies.db.connection import Connection
 from horsies.db.ids import not_before
 from horsies.db.sql import prepared_form, statements
+from horsies.keys import is_keyed
 
 SQL = statements("tasks")
 # Stands for "no limit" where a number of tasks is expected.
@@ -53,8 +55,21 @@ SETTLE_AND_CLAIM_TYPES = {
     "process_name": "text",
     "left_out": "text",
     "run_times": "text",
+    "key_lanes": "text",
+    "steps": "integer",
 }
-PREPARE, EXECUTE = prepared_form("settle_and_claim", SQL["settle_and_claim_within"], SETTLE_AND_CLAIM_TYPES)
+# The statements of a claim that come after others in one message: the SQL that prepares each, and that executes it.
+PREPARED = {
+    "settle_and_claim_within": prepared_form(
+        "settle_and_claim", SQL["settle_and_claim_within"], SETTLE_AND_CLAIM_TYPES
+    ),
+    "lock_keys": prepared_form("lock_keys", SQL["lock_keys"], SETTLE_AND_CLAIM_TYPES),
+    "settle_and_claim_keyed": prepared_form(
+        "settle_and_claim_keyed", SQL["settle_and_claim_keyed"], SETTLE_AND_CLAIM_TYPES
+    ),
+}
+# A walk over keys takes so many steps at most. A step takes 4 to 10 µs.
+KEY_STEPS = 1_000
 
 
 class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
@@ -75,6 +90,7 @@ class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
     unique_key: str | None = None
     tags: tuple[str, ...] | None = None
     rate_key: str = ""
+    cost: float | None = None
     idempotency_key: str | None = None
     enqueue_sha: str | None = None
 
@@ -116,6 +132,7 @@ class Claimed(NamedTuple):
     workflow_id: str | None = None
     workflow_index: int | None = None
     earlier_attempts: int = 0  # before an operator retried the task
+    rate_key: str = ""
     inputs: str | None = None  # the results of other nodes of its workflow
 
     @property
@@ -127,17 +144,35 @@ class Claimed(NamedTuple):
 class Lane(msgspec.Struct, frozen=True):
     """An ordered range of tasks to claim from: the plain or the async tasks of a queue, without or with one rate limit.
 
-    At most `quota` tasks are claimed for the pool, behind the key (priority, enqueued_at, id).
+    A `rate_key` of None stands for all keys of the queue, of which `KeyLane` has the next. At most `quota` tasks are claimed for the pool, behind the key (priority, enqueued_at, id).
     """
 
     pool: int
     queue_name: str
     is_async: bool
-    rate_key: str
+    rate_key: str | None
     quota: int
     priority: int
     enqueued_at: str
     id: str
+
+
+class KeyLane(msgspec.Struct, frozen=True):
+    """The keys of a queue and kind, to be walked from the lane of the key that was served last; `room` is for how many tasks."""
+
+    queue_name: str
+    is_async: bool
+    room: int
+    after: str
+
+
+class WalkedKey(NamedTuple):
+    """A key that a walk has locked because a task of it may start, or the last one that it came to within its steps."""
+
+    queue_name: str
+    is_async: bool
+    rate_key: str
+    is_ready: bool
 
 
 class PoolRoom(msgspec.Struct, frozen=True):
@@ -181,6 +216,8 @@ class ClaimRequest(NamedTuple):
     run_times: str = (
         ""  # JSON: the expected seconds of tasks that may be claimed ahead, by name; empty: the room decides
     )
+    key_lanes: Sequence[KeyLane] = ()
+    steps: int = KEY_STEPS
 
 
 class SettledAndClaimed(NamedTuple):
@@ -193,6 +230,7 @@ class SettledAndClaimed(NamedTuple):
     claimed: list[Claimed]
     left: int
     timer: float | None = None
+    walked: Sequence[WalkedKey] = ()
 
 
 class Completed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -202,6 +240,7 @@ class Completed(msgspec.Struct, frozen=True, omit_defaults=True):
     claim_seq: int
     result: str
     node: tuple[str, int] | None = None
+    rate_key: str = ""
 
 
 class Expired(NamedTuple):
@@ -278,6 +317,7 @@ def as_texts(row: NewTask) -> dict[str, str | None]:
         "unique_key": row.unique_key,
         "tags": None if row.tags is None else _array(row.tags),
         "rate_key": row.rate_key,
+        "cost": None if row.cost is None else str(row.cost),
     }
 
 
@@ -307,19 +347,23 @@ async def settle_and_claim(
 ) -> SettledAndClaimed:
     """Settle completed tasks and claim others in one round trip."""
     values = settle_and_claim_values(completed, request)
-    if request.caps:
-        cursor = await _lock_and_claim(connection, values, [cap.queue_name for cap in request.caps])
-    else:
-        statement = SQL["settle_and_claim" if is_plain(request) else "settle_and_claim_within"]
-        cursor = await connection.execute(statement, values, prepare=True)
+    if request.caps or uses_keys(completed, request):
+        return await _lock_and_claim(connection, values, completed, request)
+    statement = SQL["settle_and_claim" if is_plain(request) else "settle_and_claim_within"]
+    cursor = await connection.execute(statement, values, prepare=True)
     return read_settle_and_claim(await cursor.fetchall())
 
 
 def is_plain(request: ClaimRequest) -> bool:
     """Return True if a claim has no limits but the room, so that the faster statement without limits will do."""
     room = sum(pool.room for pool in request.pools)
-    is_limited = request.caps or request.rates or request.left_out
+    is_limited = request.caps or request.rates or request.left_out or request.key_lanes
     return not is_limited and request.batch == NO_LIMIT and request.limit >= room
+
+
+def uses_keys(completed: Sequence[Completed], request: ClaimRequest) -> bool:
+    """Return True if a round trip claims tasks with keys, or settles some."""
+    return bool(request.key_lanes) or any(is_keyed(task.rate_key) for task in completed)
 
 
 def settle_and_claim_values(completed: Sequence[Completed], request: ClaimRequest) -> dict[str, Any]:
@@ -328,6 +372,7 @@ def settle_and_claim_values(completed: Sequence[Completed], request: ClaimReques
         "lanes": as_json(request.lanes),
         "pools": as_json(request.pools),
         "caps": as_json(request.caps),
+        "key_lanes": as_json(request.key_lanes),
     }
 
 
@@ -338,15 +383,21 @@ def read_settle_and_claim(rows: Sequence[tuple[Any, ...]]) -> SettledAndClaimed:
 
 
 async def _lock_and_claim(
-    connection: Connection, values: dict[str, Any], capped: list[str]
-) -> AsyncClientCursor[tuple[Any, ...]]:
-    """Lock the limited queues, or the whole cluster if it has a limit; then settle and claim.
+    connection: Connection, values: dict[str, Any], completed: Sequence[Completed], request: ClaimRequest
+) -> SettledAndClaimed:
+    """Lock the limited queues, or the whole cluster if it has a limit, and the next keys; then settle and claim.
 
-    Both statements go out as one message without parameters: one round trip, one transaction, and the second statement sees
-    what was committed while the first one waited. A pipeline does the same, and takes 1.4 ms more of the worker's time.
+    All statements go out as one message without parameters: one round trip, one transaction, and the last statement sees
+    what was committed while the others waited. A pipeline does the same, and takes 1.4 ms more of the worker's time.
     """
+    capped = [cap.queue_name for cap in request.caps]
+    has_keys = uses_keys(completed, request)
+    parts = [SQL["lock_all" if "" in capped else "lock_queues"]] if capped else []
+    names = (["lock_keys"] if request.key_lanes else []) + [
+        "settle_and_claim_keyed" if has_keys else "settle_and_claim_within"
+    ]
+    message = b"; ".join([*parts, *(PREPARED[name][1] for name in names)])
     cursor = AsyncClientCursor(connection)
-    message = b"%s; %s" % (SQL["lock_all" if "" in capped else "lock_queues"], EXECUTE)
     try:
         await cursor.execute(message, values | {"queues": capped})
     except (
@@ -354,10 +405,17 @@ async def _lock_and_claim(
     ):  # not prepared on this connection yet, or the driver has dropped it
         if connection.info.transaction_status != TransactionStatus.IDLE:
             raise  # the caller's transaction has failed and must be repeated
-        await connection.execute(PREPARE)
+        for name in names:
+            with suppress(errors.DuplicatePreparedStatement):
+                await connection.execute(PREPARED[name][0])
         await cursor.execute(message, values | {"queues": capped})
-    cursor.nextset()
-    return cursor
+    for _ in parts:
+        cursor.nextset()
+    walked: list[WalkedKey] = []
+    if request.key_lanes:
+        walked = [WalkedKey(*row) for row in await cursor.fetchall() if row[0] is not None]
+        cursor.nextset()
+    return read_settle_and_claim(await cursor.fetchall())._replace(walked=walked)
 
 
 async def refresh(connection: Connection) -> bool:

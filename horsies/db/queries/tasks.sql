@@ -1,18 +1,18 @@
 -- fragment: insert_tasks
 INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until,
-                                timeout_ms, max_retries, task_options, unique_key, tags, rate_key)
+                                timeout_ms, max_retries, task_options, unique_key, tags, rate_key, cost)
 
 -- fragment: insert_given_tasks
 {insert_tasks}
 SELECT id, task_name, queue_name, is_async, priority, kwargs,
        coalesce(eta, now() + make_interval(secs => coalesce(delay_seconds, 0))), good_until,
-       timeout_ms, max_retries, task_options, unique_key, tags, coalesce(rate_key, '')
+       timeout_ms, max_retries, task_options, unique_key, tags, coalesce(rate_key, ''), cost
 
 -- fragment: given_tasks
 json_to_recordset(CAST(%(rows)s AS json)) AS given (
     id uuid, task_name text, queue_name text, is_async boolean, priority smallint, kwargs text,
     eta timestamptz, delay_seconds double precision, good_until timestamptz, timeout_ms integer,
-    max_retries smallint, task_options text, unique_key text, tags text[], rate_key text,
+    max_retries smallint, task_options text, unique_key text, tags text[], rate_key text, cost real,
     idempotency_key text, enqueue_sha text)
 
 -- name: send
@@ -29,14 +29,14 @@ VALUES (CAST(CAST(%(id)s AS text) AS uuid), %(task_name)s, %(queue_name)s, CAST(
                  now() + make_interval(secs => coalesce(CAST(CAST(%(delay_seconds)s AS text) AS double precision), 0))),
         CAST(CAST(%(good_until)s AS text) AS timestamptz), CAST(CAST(%(timeout_ms)s AS text) AS integer),
         CAST(CAST(%(max_retries)s AS text) AS smallint), %(task_options)s, %(unique_key)s,
-        CAST(CAST(%(tags)s AS text) AS text[]), %(rate_key)s)
+        CAST(CAST(%(tags)s AS text) AS text[]), %(rate_key)s, CAST(CAST(%(cost)s AS text) AS real))
 ON CONFLICT DO NOTHING
 RETURNING CAST(id AS text);
 
 -- name: copy
 -- The same as `send` for many calls of one task, none of them with a key or a delay.
-COPY horsies_tasks_live (id, kwargs, task_name, queue_name, is_async, priority, enqueued_at, good_until, timeout_ms,
-                         max_retries, task_options, tags, rate_key) FROM STDIN;
+COPY horsies_tasks_live (id, kwargs, rate_key, cost, task_name, queue_name, is_async, priority, enqueued_at, good_until,
+                         timeout_ms, max_retries, task_options, tags) FROM STDIN;
 
 -- name: send_keyed
 -- The same as `send` for tasks with an idempotency key, which is reserved first.
@@ -111,7 +111,7 @@ WITH ORDINALITY AS lane (pool, queue_name, is_async, rate_key, quota, priority, 
 
 -- fragment: due_in_lane
 -- `priority <> 0` is true for every task. It is the condition of the index for claims, so that no other statement uses it.
-SELECT id, good_until, task_name FROM horsies_tasks_live AS task
+SELECT id, good_until, task_name, cost FROM horsies_tasks_live AS task
  WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.priority <> 0
    AND (task.priority, task.enqueued_at, task.id) > (lane.priority, lane.enqueued_at, lane.id)
    AND task.enqueued_at <= now() AND task.status = 'PENDING' AND (task.good_until IS NULL OR task.good_until > now())
@@ -144,7 +144,8 @@ placements AS MATERIALIZED (
     RETURNING ((SELECT by_id FROM placements) -> task.id::text -> 0)::integer AS turn, task.id, task.claim_seq,
               task.task_name, task.args, task.kwargs, task.queue_name, task.is_async, task.priority, task.enqueued_at,
               task.worker_pid, task.timeout_ms, task.retry_count, task.max_retries, task.crash_count,
-              task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index, task.earlier_attempts
+              task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index, task.earlier_attempts,
+              task.rate_key
 )
 
 -- fragment: number_settled
@@ -153,7 +154,7 @@ placements AS MATERIALIZED (
 SELECT 0 AS turn, NULL::uuid AS id, settled.ended::integer AS claim_seq, NULL AS task_name, NULL AS args, NULL AS kwargs,
        NULL AS queue_name, NULL::boolean, NULL::smallint, NULL::timestamptz,
        (SELECT count(*) FROM seated WHERE NOT fits)::integer, NULL::integer, NULL::smallint,
-       NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer, NULL::smallint
+       NULL::smallint, NULL::smallint, NULL::boolean, NULL, NULL::uuid, NULL::integer, NULL::smallint, NULL
 
 -- name: settle_and_claim
 -- The hot path: settle completed tasks and claim the most urgent due ones, in one round trip.
@@ -188,12 +189,9 @@ UNION ALL
 SELECT * FROM claimed
  ORDER BY turn;
 
--- name: settle_and_claim_within
--- The same within concurrency limits of the cluster and of queues, and within rate limits: the tasks found are cut to what
--- the limits allow, and this worker's new usage is written. The tasks of a rate limit have lanes of their own. This costs a
--- third more than `settle_and_claim`, which is why there are two statements. Tasks are left out that this worker does not
--- know and another one does: `left_out` has their names by queue, or is empty.
-{settle}, cap AS MATERIALIZED (
+-- fragment: limits
+-- What the concurrency limits and the rate limits allow now.
+cap AS MATERIALIZED (
     SELECT queue_name, in_use, recorded,
            greatest(0, max_tasks - in_use - (SELECT coalesce(sum(tasks), 0) FROM horsies_in_flight AS other
                                        WHERE other.queue_name = cap.queue_name
@@ -210,7 +208,37 @@ SELECT * FROM claimed
      CROSS JOIN LATERAL (SELECT greatest(spent_until, now() - make_interval(secs => burst * seconds)) AS spent_until) AS bucket
      WHERE rate_key = ANY (%(rates)s::text[])
      ORDER BY rate_key FOR UPDATE OF known
-), next AS MATERIALIZED (
+)
+
+-- fragment: count_usage
+-- Write the new usage of the concurrency limits.
+started AS MATERIALIZED (
+    SELECT jsonb_object_agg(coalesce(queue_name, ''), tasks) AS by_queue
+      FROM (SELECT queue_name, count(*) AS tasks FROM claimed WHERE worker_pid IS NOT NULL
+             GROUP BY ROLLUP (queue_name)) AS started
+), counted AS MATERIALIZED (
+    SELECT queue_name, recorded, in_use + coalesce((SELECT (by_queue ->> queue_name)::integer FROM started), 0) AS tasks
+      FROM cap
+), noted AS (
+    INSERT INTO horsies_in_flight AS known (queue_name, worker_id, tasks)
+    SELECT queue_name, %(worker_id)s, tasks FROM counted WHERE tasks <> recorded
+    ON CONFLICT (queue_name, worker_id) DO UPDATE SET tasks = excluded.tasks
+), woken AS (
+    -- Wake sleeping workers if this worker uses less of a limit than before, or if the recorded usage is unknown (-1).
+    SELECT count(pg_notify(horsies_queue_channel(lane.queue_name), '')) AS queues
+      FROM (SELECT DISTINCT lane.queue_name
+              FROM counted CROSS JOIN horsies_workers AS worker CROSS JOIN unnest(worker.queues) AS lane (queue_name)
+             WHERE (counted.tasks < counted.recorded OR counted.recorded < 0) AND counted.queue_name IN ('', lane.queue_name)
+               AND (worker.waiting OR worker.waiting_async) AND worker.lease_expires_at > now()
+               AND worker.worker_id <> %(worker_id)s) AS lane
+)
+
+-- name: settle_and_claim_within
+-- The same within concurrency limits of the cluster and of queues, and within rate limits: the tasks found are cut to what
+-- the limits allow, and this worker's new usage is written. The tasks of a rate limit have lanes of their own. This costs a
+-- third more than `settle_and_claim`, which is why there are two statements. Tasks are left out that this worker does not
+-- know and another one does: `left_out` has their names by queue, or is empty.
+{settle}, {limits}, next AS MATERIALIZED (
     SELECT found.*, row_number() OVER () AS number
       FROM pool
      CROSS JOIN LATERAL (
@@ -249,27 +277,213 @@ SELECT * FROM claimed
        SET spent_until = rate.spent_until + make_interval(secs => taken.starts * rate.seconds)
       FROM rate JOIN (SELECT rate_key, count(*) AS starts FROM placed GROUP BY rate_key) AS taken USING (rate_key)
      WHERE horsies_rates.rate_key = rate.rate_key
-), {claim}, started AS MATERIALIZED (
-    SELECT jsonb_object_agg(coalesce(queue_name, ''), tasks) AS by_queue
-      FROM (SELECT queue_name, count(*) AS tasks FROM claimed WHERE worker_pid IS NOT NULL
-             GROUP BY ROLLUP (queue_name)) AS started
-), counted AS MATERIALIZED (
-    SELECT queue_name, recorded, in_use + coalesce((SELECT (by_queue ->> queue_name)::integer FROM started), 0) AS tasks
-      FROM cap
-), noted AS (
-    INSERT INTO horsies_in_flight AS known (queue_name, worker_id, tasks)
-    SELECT queue_name, %(worker_id)s, tasks FROM counted WHERE tasks <> recorded
-    ON CONFLICT (queue_name, worker_id) DO UPDATE SET tasks = excluded.tasks
-), woken AS (
-    -- Wake sleeping workers if this worker uses less of a limit than before, or if the recorded usage is unknown (-1).
+), {claim}, {count_usage}
+{number_settled} FROM settled CROSS JOIN woken
+UNION ALL
+SELECT * FROM claimed
+ ORDER BY turn;
+
+-- name: lock_keys
+-- Find the next keys of which a task may start now, lock them until the end of the transaction, and pass them to the next
+-- statement in the setting `horsies.keys`. This is a statement of its own, so that the next one sees what the last holders of
+-- these locks have committed: its counts are exact. A key that another worker has locked is skipped.
+--
+-- The keys of a lane are walked in their order, from the one that was served last, and around. Each step is one descent of
+-- the index for claims, so the cost does not grow with the number of keys. A walk ends when there are enough keys, when it has
+-- come around, or after so many steps; then its last row is that of the last step.
+WITH given AS MATERIALIZED (
+    SELECT CAST(%(completed)s AS jsonb) AS by_call
+), walked AS MATERIALIZED (
+    SELECT lane.place, lane.queue_name, lane.is_async, lane.room, step.key, step.number, step.most
+      FROM ROWS FROM (json_to_recordset(CAST(%(key_lanes)s AS json))
+                      AS (queue_name text, is_async boolean, room integer, after text))
+           WITH ORDINALITY AS lane (queue_name, is_async, room, after, place)
+     CROSS JOIN LATERAL (
+           SELECT checked.* FROM (
+               WITH RECURSIVE step (key, is_around, number) AS (
+                   SELECT lane.after COLLATE "C", false, 0
+                   UNION ALL
+                   SELECT coalesce(next.key, ''), step.is_around OR next.key IS NULL, step.number + 1
+                     FROM step
+                    CROSS JOIN LATERAL (
+                          SELECT (SELECT CASE WHEN task.rate_key < 'key>' THEN task.rate_key END
+                                    FROM horsies_tasks_live AS task
+                                   WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
+                                     AND task.priority <> 0 AND task.rate_key > step.key AND task.rate_key >= 'key='
+                                   ORDER BY task.rate_key LIMIT 1) AS key) AS next
+                    WHERE step.number < %(steps)s
+                      AND NOT (step.is_around AND (next.key IS NULL OR next.key > lane.after))
+               )
+               SELECT step.key, step.number, CASE WHEN step.number > 0 AND step.key <> '' THEN (
+                      SELECT CASE WHEN coalesce(free.slots > 0, true)
+                                  THEN CASE WHEN pg_try_advisory_xact_lock(hashtextextended(step.key, 7240118061))
+                                            THEN coalesce(free.slots, lane.room) END END
+                        FROM (SELECT task.task_name, coalesce(task.cost, 1) AS cost
+                                FROM horsies_tasks_live AS task
+                               WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
+                                 AND task.rate_key = step.key AND task.priority <> 0
+                                 AND task.enqueued_at <= now() AND task.status = 'PENDING'
+                                 AND (task.good_until IS NULL OR task.good_until > now())
+                               ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) AS head
+                        LEFT JOIN horsies_task_definitions AS known ON known.task_name = head.task_name
+                        LEFT JOIN horsies_keys AS state ON state.rate_key = step.key
+                       CROSS JOIN LATERAL (
+                             SELECT CASE WHEN known.key_concurrency IS NOT NULL THEN known.key_concurrency - (
+                                 SELECT count(*) FROM horsies_key_slots AS slot
+                                  WHERE slot.rate_key = step.key AND {is_slot_taken}
+                                    AND NOT (SELECT by_call FROM given) ? (slot.task_id || '/' || slot.claim_seq)
+                             )::integer END AS slots) AS free
+                       WHERE state.paused_at IS NULL AND coalesce(state.waits_until <= now(), true)
+                         AND coalesce(state.spent_until + make_interval(secs => known.key_seconds * least(1, head.cost))
+                                      <= now(), true)
+                         AND (%(left_out)s = ''
+                              OR (CAST(nullif(%(left_out)s, '') AS jsonb) -> lane.queue_name ? head.task_name) IS NOT TRUE))
+                  END AS most
+                 FROM step) AS checked
+            WHERE checked.most IS NOT NULL OR checked.number = %(steps)s
+            LIMIT lane.room) AS step
+), passed AS MATERIALIZED (
+    SELECT set_config('horsies.keys', coalesce(json_agg(key ORDER BY lane_place, number), '[]')::text, true)
+      FROM (SELECT place AS lane_place, number, json_build_object(
+                       'queue_name', queue_name, 'is_async', is_async, 'rate_key', key,
+                       'quota', least(most, ceil(room::double precision / count(*) OVER (PARTITION BY place)))) AS key
+              FROM walked WHERE most IS NOT NULL) AS ready
+)
+SELECT walked.queue_name, walked.is_async, walked.key, walked.most IS NOT NULL AS is_ready
+  FROM passed LEFT JOIN walked ON true ORDER BY walked.place, walked.number;
+
+-- name: settle_and_claim_keyed
+-- The same as `settle_and_claim_within`, and the keys that `lock_keys` has locked: a lane without a rate limit's name stands for
+-- them. Within a key, tasks start in their order: one that may not start, or is locked, holds back those behind it. A task with a
+-- key starts only in an idle child.
+{settle}, {limits}, key AS MATERIALIZED (
+    SELECT * FROM ROWS FROM (json_to_recordset(CAST(coalesce(nullif(current_setting('horsies.keys', true), ''), '[]') AS json))
+                             AS (queue_name text, is_async boolean, rate_key text, quota integer))
+             WITH ORDINALITY AS key (queue_name, is_async, rate_key, quota, key_place)
+), key_state AS MATERIALIZED (
+    SELECT key.rate_key, coalesce(known.spent_until, '-infinity') AS spent_until,
+           (SELECT count(*) FROM horsies_key_slots AS slot
+             WHERE slot.rate_key = key.rate_key AND {is_slot_taken}
+               AND slot.task_id <> ALL (ARRAY (SELECT id FROM ended))) AS running
+      FROM (SELECT DISTINCT rate_key FROM key) AS key
+      LEFT JOIN horsies_keys AS known ON known.rate_key = key.rate_key
+     WHERE known.paused_at IS NULL AND coalesce(known.waits_until <= now(), true)
+), found AS MATERIALIZED (
+    SELECT task.*, row_number() OVER () AS number
+      FROM pool
+     CROSS JOIN LATERAL (
+           SELECT task.*, lane.queue_name, lane.is_async, lane.rate_key, lane.pool, lane.place, lane.quota,
+                  known.key_concurrency, known.key_seconds, known.key_burst, key_state.running, key_state.spent_until,
+                  key_state.rate_key IS NOT NULL AS is_keyed,
+                  coalesce(CASE WHEN key_state.rate_key IS NULL THEN lane.rate_key ELSE known.rate_key END, '') AS rate_name,
+                  task.id = waiting.ids[task.nth] AS is_next
+             FROM (SELECT lane.pool, lane.queue_name, lane.is_async, coalesce(key.rate_key, lane.rate_key) AS rate_key,
+                          least(lane.quota, key.quota) AS quota, lane.priority, lane.enqueued_at, lane.id, lane.place,
+                          coalesce(key.key_place, 0) AS key_place
+                     FROM {lanes}
+                     LEFT JOIN key ON lane.rate_key IS NULL AND key.queue_name = lane.queue_name
+                                  AND key.is_async = lane.is_async) AS lane
+             LEFT JOIN rate ON rate.rate_key = lane.rate_key
+             LEFT JOIN key_state ON key_state.rate_key = lane.rate_key
+            CROSS JOIN LATERAL (
+                  SELECT CASE WHEN key_state.rate_key IS NOT NULL THEN ARRAY (
+                      SELECT id FROM ({due_in_lane} AND task.rate_key = lane.rate_key
+                                       ORDER BY task.priority, task.enqueued_at, task.id LIMIT lane.quota) AS task)
+                  END AS ids) AS waiting
+            CROSS JOIN LATERAL (
+                  SELECT locked.*, row_number() OVER () AS nth
+                    FROM ({due_in_lane} AND task.rate_key = lane.rate_key
+                           AND (key_state.rate_key IS NOT NULL OR %(left_out)s = ''
+                                OR (CAST(nullif(%(left_out)s, '') AS jsonb) -> lane.queue_name ? task.task_name) IS NOT TRUE)
+                           ORDER BY task.priority, task.enqueued_at, task.id
+                           LIMIT least(lane.quota, (SELECT (by_queue ->> lane.queue_name)::integer FROM allowance),
+                                       rate.allowed)
+                             FOR UPDATE SKIP LOCKED) AS locked) AS task
+             LEFT JOIN horsies_task_definitions AS known
+               ON key_state.rate_key IS NOT NULL AND known.task_name = task.task_name
+            WHERE lane.pool = pool.pool AND (lane.key_place = 0 OR key_state.rate_key IS NOT NULL)
+            ORDER BY lane.place, task.nth, lane.key_place LIMIT pool.room) AS task
+), numbered AS (
+    SELECT found.*, row_number() OVER (PARTITION BY rate_name ORDER BY place, number) AS of_rate,
+           row_number() OVER of_key AS of_key,
+           coalesce(sum(coalesce(cost, 1) * key_seconds)
+                        OVER (PARTITION BY is_keyed, rate_key ORDER BY place, number
+                              ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS spent_before
+      FROM found
+    WINDOW of_key AS (PARTITION BY is_keyed, rate_key ORDER BY place, number)
+), in_order AS (
+    SELECT numbered.*, NOT is_keyed OR bool_and(
+               is_next AND of_rate <= coalesce(rate.allowed, of_rate) AND coalesce(running + of_key <= key_concurrency, true)
+               AND (%(left_out)s = ''
+                    OR (CAST(nullif(%(left_out)s, '') AS jsonb) -> queue_name ? task_name) IS NOT TRUE)
+               AND coalesce(extract(epoch FROM now() - greatest(numbered.spent_until,
+                                                                now() - make_interval(secs => key_burst * key_seconds)))
+                            - spent_before >= least(1, coalesce(cost, 1)) * key_seconds - 1e-6, true))
+               OVER (PARTITION BY is_keyed, numbered.rate_key ORDER BY place, number) AS is_turn
+      FROM numbered LEFT JOIN rate ON rate.rate_key = numbered.rate_name
+), within AS (
+    SELECT cut.*, row_number() OVER (ORDER BY place, number) AS turn
+      FROM (SELECT in_order.*, row_number() OVER (PARTITION BY queue_name ORDER BY place, number) AS of_queue
+              FROM in_order WHERE is_turn) AS cut
+      LEFT JOIN rate ON rate.rate_key = cut.rate_name
+     WHERE of_queue <= least(%(batch)s, (SELECT (by_queue ->> queue_name)::integer FROM allowance))
+       AND of_rate <= coalesce(rate.allowed, of_rate)
+), seated AS MATERIALIZED (
+    SELECT within.id, rate_key, rate_name, is_keyed, cost, key_seconds, key_burst, spent_until, turn,
+           CASE WHEN seat <= idle OR good_until IS NULL THEN pids[seat] END AS pid,
+           {fits} AND (NOT is_keyed OR seat <= idle) AS fits
+      FROM (SELECT *, row_number() OVER (PARTITION BY pool ORDER BY turn) AS seat,
+                   rate_key <> '' OR coalesce((SELECT by_queue FROM allowance) ?| ARRAY[queue_name, ''], false) AS is_limited
+              FROM within
+             WHERE turn <= least(%(limit)s, (SELECT (by_queue ->> '')::integer FROM allowance))) AS within
+      JOIN pool USING (pool)
+    WINDOW up_to_it AS (PARTITION BY pool ORDER BY seat)
+), placed AS (
+    SELECT * FROM seated WHERE fits AND (pid IS NOT NULL OR rate_key = '')
+), spent AS (
+    UPDATE horsies_rates
+       SET spent_until = rate.spent_until + make_interval(secs => taken.starts * rate.seconds)
+      FROM rate JOIN (SELECT rate_name, count(*) AS starts FROM placed GROUP BY rate_name) AS taken
+        ON taken.rate_name = rate.rate_key
+     WHERE horsies_rates.rate_key = rate.rate_key
+), spent_of_key AS (
+    INSERT INTO horsies_keys AS known (rate_key, spent_until, next_at)
+    SELECT rate_key, until, until + make_interval(secs => seconds)
+      FROM (SELECT rate_key, max(key_seconds) AS seconds,
+                   max(greatest(spent_until, now() - make_interval(secs => key_burst * key_seconds)))
+                       + make_interval(secs => sum(coalesce(cost, 1) * key_seconds)) AS until
+              FROM placed WHERE is_keyed AND key_seconds > 0 GROUP BY rate_key) AS taken
+     ORDER BY rate_key
+    ON CONFLICT (rate_key) DO UPDATE
+       SET spent_until = excluded.spent_until, next_at = greatest(known.waits_until, excluded.next_at)
+), {claim}, taken_slots AS (
+    INSERT INTO horsies_key_slots (rate_key, task_id, claim_seq)
+    SELECT rate_key, id, claim_seq FROM claimed WHERE rate_key >= 'key=' AND rate_key < 'key>'
+), freed_slots AS (
+    -- The slots of tasks that have just ended, and those that were left behind in the keys that were visited.
+    DELETE FROM horsies_key_slots AS slot
+     WHERE slot.rate_key = ANY (ARRAY (SELECT rate_key FROM key UNION
+                                       SELECT rate_key FROM ended WHERE rate_key >= 'key=' AND rate_key < 'key>'))
+       AND (slot.task_id = ANY (ARRAY (SELECT id FROM ended)) OR NOT {is_slot_taken})
+), {count_usage}, woken_for_keys AS (
+    -- Wake sleeping workers if a task of a key has ended, more of that key wait, and this worker starts none of them.
     SELECT count(pg_notify(horsies_queue_channel(lane.queue_name), '')) AS queues
       FROM (SELECT DISTINCT lane.queue_name
-              FROM counted CROSS JOIN horsies_workers AS worker CROSS JOIN unnest(worker.queues) AS lane (queue_name)
-             WHERE (counted.tasks < counted.recorded OR counted.recorded < 0) AND counted.queue_name IN ('', lane.queue_name)
-               AND (worker.waiting OR worker.waiting_async) AND worker.lease_expires_at > now()
-               AND worker.worker_id <> %(worker_id)s) AS lane
+              FROM horsies_workers AS worker CROSS JOIN unnest(worker.queues) AS lane (queue_name)
+             WHERE (worker.waiting OR worker.waiting_async) AND worker.lease_expires_at > now()
+               AND worker.worker_id <> %(worker_id)s
+               AND EXISTS (SELECT FROM ended WHERE rate_key >= 'key=' AND rate_key < 'key>')) AS lane
+     WHERE EXISTS (SELECT FROM ended
+                    CROSS JOIN (VALUES (false), (true)) AS kind (is_async)
+                    CROSS JOIN LATERAL (
+                          SELECT FROM horsies_tasks_live AS task
+                           WHERE task.queue_name = lane.queue_name AND task.is_async = kind.is_async
+                             AND task.rate_key = ended.rate_key AND task.priority <> 0
+                             AND task.enqueued_at <= now() AND task.status = 'PENDING' LIMIT 1) AS task
+                    WHERE ended.rate_key >= 'key=' AND ended.rate_key < 'key>'
+                      AND ended.rate_key <> ALL (ARRAY (SELECT rate_key FROM placed)))
 )
-{number_settled} FROM settled CROSS JOIN woken
+{number_settled} FROM settled CROSS JOIN woken CROSS JOIN woken_for_keys
 UNION ALL
 SELECT * FROM claimed
  ORDER BY turn;

@@ -46,6 +46,10 @@ class Definition(msgspec.Struct, frozen=True):
     rate_key: str = ""
     rate_seconds: float | None = None
     rate_burst: int | None = None
+    key_source: str | None = None
+    key_concurrency: int | None = None
+    key_seconds: float | None = None
+    key_burst: int | None = None
 
 
 class Registered(NamedTuple):

@@ -3,23 +3,29 @@ INSERT INTO horsies_workers (worker_id, hostname, pid, processes, queues, task_n
 VALUES (%(worker_id)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s, %(task_names)s,
         now() + make_interval(secs => %(lease_seconds)s));
 
+-- fragment: definition_columns
+queue_name, priority, is_async, max_retries, timeout_ms, task_options, rate_key, key_source, key_concurrency,
+key_seconds, key_burst
+
 -- name: upsert_definitions
 -- Insert or update the definitions of this worker's tasks. A definition that has not changed is not written.
-INSERT INTO horsies_task_definitions AS known
-       (task_name, queue_name, priority, is_async, max_retries, timeout_ms, task_options, rate_key)
-SELECT task_name, queue_name, priority, is_async, max_retries, timeout_ms, task_options, rate_key
+INSERT INTO horsies_task_definitions AS known (task_name, {definition_columns})
+SELECT task_name, {definition_columns}
   FROM json_to_recordset(%(rows)s::json) AS given (
        task_name text, queue_name text, priority smallint, is_async boolean, max_retries smallint,
-       timeout_ms integer, task_options text, rate_key text)
+       timeout_ms integer, task_options text, rate_key text, key_source text, key_concurrency integer,
+       key_seconds double precision, key_burst integer)
  ORDER BY task_name
 ON CONFLICT (task_name) DO UPDATE
    SET queue_name = excluded.queue_name, priority = excluded.priority, is_async = excluded.is_async,
        max_retries = excluded.max_retries, timeout_ms = excluded.timeout_ms, task_options = excluded.task_options,
-       rate_key = excluded.rate_key, updated_at = now()
+       rate_key = excluded.rate_key, key_source = excluded.key_source, key_concurrency = excluded.key_concurrency,
+       key_seconds = excluded.key_seconds, key_burst = excluded.key_burst, updated_at = now()
  WHERE (known.queue_name, known.priority, known.is_async, known.max_retries, known.timeout_ms, known.task_options,
-        known.rate_key)
+        known.rate_key, known.key_source, known.key_concurrency, known.key_seconds, known.key_burst)
        IS DISTINCT FROM (excluded.queue_name, excluded.priority, excluded.is_async, excluded.max_retries,
-                         excluded.timeout_ms, excluded.task_options, excluded.rate_key);
+                         excluded.timeout_ms, excluded.task_options, excluded.rate_key, excluded.key_source,
+                         excluded.key_concurrency, excluded.key_seconds, excluded.key_burst);
 
 -- name: upsert_rates
 -- Insert or update the rate limits of these tasks. A limit that a task no longer has is set to 0 and not deleted, because

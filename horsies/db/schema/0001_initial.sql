@@ -59,9 +59,9 @@ CREATE TABLE horsies_tasks (
     error_code           text,
     failed_reason        text,
     result               text,
-    -- The rate limit of the task, or ''. Tasks with the same limit form a line of their own within their queue, so that
-    -- claims of other tasks do not walk over those that must wait.
-    rate_key             text        NOT NULL DEFAULT '',
+    -- The lane of the task within its queue: `key=` and its key, else the name of its rate limit, else ''. Claims of other
+    -- tasks do not walk over those that must wait. Keys are walked in the order of this column, which is that of the bytes.
+    rate_key             text        COLLATE "C" NOT NULL DEFAULT '',
     -- The attempts before an operator sent the failed task again. It has a fresh retry budget since then, and its attempts
     -- are numbered on from here.
     earlier_attempts     smallint    NOT NULL DEFAULT 0,
@@ -74,7 +74,9 @@ CREATE TABLE horsies_tasks (
     -- it off, and no live worker knows it.
     unknown_since        timestamptz,
     -- The time at which that task fails.
-    unknown_until        timestamptz
+    unknown_until        timestamptz,
+    -- How much of the rate of its key the task uses up. NULL stands for 1.
+    cost                 real
 ) PARTITION BY LIST (live);
 
 -- No index or predicate on the live partition names a column that a claim changes. So a claim is a HOT update, which writes
@@ -102,6 +104,10 @@ ALTER TABLE horsies_tasks_live ADD CONSTRAINT horsies_tasks_live_pkey PRIMARY KE
 -- would begin to read there, and not after the last claimed task.)
 CREATE INDEX horsies_tasks_live_claim
     ON horsies_tasks_live (queue_name, is_async, rate_key, priority, enqueued_at, id) WHERE priority <> 0;
+
+-- The tasks with a key by their due time. All other tasks are not in this index. Nothing but the next due time is read here.
+CREATE INDEX horsies_tasks_live_keyed
+    ON horsies_tasks_live (queue_name, is_async, enqueued_at) WHERE rate_key >= 'key=' AND rate_key < 'key>';
 
 -- From PostgreSQL 18 on, an index can be searched for its last column alone: the search skips from one enqueued_at to the
 -- next. In the index for claims, that is a walk over everything. The planner thinks it is cheap if a bulk send has given all
@@ -197,7 +203,14 @@ CREATE TABLE horsies_task_definitions (
     timeout_ms   integer,
     task_options text,
     updated_at   timestamptz NOT NULL DEFAULT now(),
-    rate_key     text        NOT NULL DEFAULT ''
+    rate_key     text        NOT NULL DEFAULT '',
+    -- The parameter whose value is the key of a task, or `()` if only Python can compute it.
+    key_source      text,
+    -- How many tasks of one key may run at once, if the next of them is this one.
+    key_concurrency integer,
+    -- The rate limit of each key: see horsies_rates.
+    key_seconds     double precision,
+    key_burst       integer
 );
 
 -- A key outlives its task, so that the same request sent again finds it.
@@ -278,11 +291,37 @@ CREATE INDEX horsies_in_flight_worker ON horsies_in_flight (worker_id);
 -- Rate limits. One task may start every `seconds`, and up to `burst` tasks at once after a quiet time. The next task is due
 -- `seconds` after `spent_until`. A row with 0 seconds is a limit that was removed.
 CREATE TABLE horsies_rates (
-    rate_key    text             PRIMARY KEY,
+    rate_key    text             COLLATE "C" PRIMARY KEY,
     seconds     double precision NOT NULL,
     burst       integer          NOT NULL,
     spent_until timestamptz      NOT NULL DEFAULT '-infinity'
 ) WITH (fillfactor = 50);
+
+-- The running tasks of each key, so that they can be counted without an index on the status of tasks. A slot counts as long as
+-- its task has this claim_seq and has not ended. So whatever ends or releases a task frees its slot in the same moment, and
+-- a slot that was left behind blocks nothing. Claims delete the free slots of the keys that they visit, and the reaper the others.
+CREATE TABLE horsies_key_slots (
+    rate_key  text        COLLATE "C" NOT NULL,
+    task_id   uuid        NOT NULL,
+    claim_seq integer     NOT NULL,
+    taken_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (rate_key, task_id, claim_seq)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0
+);
+
+-- The keys that must wait: for their rate, because a task has raised RateLimited, or because an operator has paused them. A
+-- rate limit is counted as in horsies_rates. No task of the key starts before `waits_until`. `next_at` is the next time at which one
+-- may start, as far as it is known. A row is deleted when it says nothing any more.
+CREATE TABLE horsies_keys (
+    rate_key    text        COLLATE "C" PRIMARY KEY,
+    spent_until timestamptz NOT NULL DEFAULT '-infinity',
+    waits_until timestamptz NOT NULL DEFAULT '-infinity',
+    next_at     timestamptz NOT NULL DEFAULT '-infinity',
+    paused_at   timestamptz,
+    paused_by   text
+) WITH (fillfactor = 70);
+CREATE INDEX horsies_keys_next ON horsies_keys (next_at) WHERE paused_at IS NULL;
 
 -- Workflows -----------------------------------------------------------------------------------------------------------
 
@@ -821,11 +860,24 @@ BEGIN
 END $$
 $function$,
 
+-- Return the lane of a task that SQL sends: that of its key, or of its rate limit. Return NULL if the key is not among
+-- the arguments.
+$function$
+CREATE FUNCTION {schema}.horsies_lane(known {schema}.horsies_task_definitions, kwargs jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN known.key_source IS NULL THEN coalesce(known.rate_key, '')
+                WHEN jsonb_typeof(kwargs -> known.key_source) IN ('string', 'number')
+                     AND length(kwargs ->> known.key_source) BETWEEN 1 AND 200
+                THEN 'key=' || (kwargs ->> known.key_source) END
+$$
+$function$,
+
 -- Send a task from plain SQL, a trigger or another language: SELECT horsies_send('task', '{"x": 1}').
 $function$
 CREATE FUNCTION {schema}.horsies_send(
     task_name text, kwargs jsonb DEFAULT '{}', queue_name text DEFAULT NULL, priority integer DEFAULT NULL,
-    delay_seconds double precision DEFAULT 0, good_until timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL
+    delay_seconds double precision DEFAULT 0, good_until timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL,
+    key text DEFAULT NULL
 ) RETURNS uuid LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -833,6 +885,7 @@ DECLARE
     sha text := encode(sha256(convert_to(horsies_send.task_name || kwargs::text, 'UTF8')), 'hex');
     known {schema}.horsies_task_definitions;
     taken {schema}.horsies_idempotency_keys;
+    lane text;
 BEGIN
     IF jsonb_typeof(horsies_send.kwargs) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'horsies_send: kwargs must be a JSON object of arguments by name, not %',
@@ -841,6 +894,19 @@ BEGIN
     IF horsies_send.delay_seconds < 0 THEN
         RAISE EXCEPTION 'horsies_send: delay_seconds must not be negative, it is %', horsies_send.delay_seconds
             USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT * INTO known FROM {schema}.horsies_task_definitions WHERE task_name = horsies_send.task_name;
+    IF length(horsies_send.key) NOT BETWEEN 1 AND 200 THEN
+        RAISE EXCEPTION 'horsies_send: the key has % characters; a key has 1 to 200', length(horsies_send.key)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    lane := coalesce('key=' || horsies_send.key, {schema}.horsies_lane(known, horsies_send.kwargs));
+    IF lane IS NULL THEN
+        RAISE EXCEPTION 'horsies_send: the key of task % is not known here', quote_literal(horsies_send.task_name)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = CASE known.key_source WHEN '()' THEN 'A Python function computes it. Pass key => ''…''.'
+                         ELSE format('Pass %s in kwargs, as a text of 1 to 200 characters or a whole number, or pass key => ''…''.',
+                                     quote_literal(known.key_source)) END;
     END IF;
     IF horsies_send.idempotency_key IS NOT NULL THEN
         INSERT INTO {schema}.horsies_idempotency_keys (idempotency_key, task_id, enqueue_sha)
@@ -856,13 +922,12 @@ BEGIN
             RETURN taken.task_id;
         END IF;
     END IF;
-    SELECT * INTO known FROM {schema}.horsies_task_definitions WHERE task_name = horsies_send.task_name;
     INSERT INTO {schema}.horsies_tasks (id, task_name, queue_name, priority, is_async, max_retries, timeout_ms,
                                         task_options, rate_key, kwargs, enqueued_at, good_until)
     VALUES (wanted_id, horsies_send.task_name,
             coalesce(horsies_send.queue_name, known.queue_name, 'default'), coalesce(horsies_send.priority, known.priority, 100),
             coalesce(known.is_async, false), coalesce(known.max_retries, 0), known.timeout_ms, known.task_options,
-            coalesce(known.rate_key, ''), horsies_send.kwargs::text, now() + make_interval(secs => coalesce(horsies_send.delay_seconds, 0)),
+            lane, horsies_send.kwargs::text, now() + make_interval(secs => coalesce(horsies_send.delay_seconds, 0)),
             horsies_send.good_until);
     -- Notify even if no worker sleeps: this transaction may commit long after the insert trigger looked for one.
     PERFORM pg_notify({schema}.horsies_queue_channel(coalesce(horsies_send.queue_name, known.queue_name, 'default')), '');

@@ -23,14 +23,14 @@ END $$;
 
 REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
-              horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
+              horsies_keys, horsies_key_slots, horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
               horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
               horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_rollups, horsies_totals,
               horsies_depths, horsies_schema_version
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- EXECUTE rights are named below, too: what a role needs no more is taken back.
-REVOKE ALL ON FUNCTION horsies_send, horsies_queue_channel, horsies_start_workflow, horsies_store_workflow,
+REVOKE ALL ON FUNCTION horsies_send, horsies_lane, horsies_queue_channel, horsies_start_workflow, horsies_store_workflow,
                        horsies_store_sub_workflow, horsies_workflow_fault, horsies_prepare_history, horsies_drop_history,
                        horsies_delete_history, horsies_forget, horsies_refresh_statistics, horsies_summarize_history
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
@@ -38,7 +38,7 @@ REVOKE ALL ON FUNCTION horsies_send, horsies_queue_channel, horsies_start_workfl
 -- A producer stores new tasks, as new ones only and as none of a workflow, and reads what became of them. Whoever waits
 -- for a task marks it, so that its end is notified. The insert trigger looks whether a worker sleeps.
 GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms, max_retries,
-              task_options, unique_key, tags, rate_key)
+              task_options, unique_key, tags, rate_key, cost)
    ON horsies_tasks, horsies_tasks_live TO horsies_producer;
 GRANT INSERT (idempotency_key, task_id, enqueue_sha) ON horsies_idempotency_keys TO horsies_producer;
 GRANT UPDATE (awaited) ON horsies_tasks_live TO horsies_producer;
@@ -46,7 +46,7 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_task_attempts, horsie
                 horsies_idempotency_keys, horsies_progress, horsies_task_logs, horsies_schema_version
    TO horsies_producer;
 GRANT SELECT (queues, waiting, waiting_async, lease_expires_at) ON horsies_workers TO horsies_producer;
-GRANT EXECUTE ON FUNCTION horsies_send, horsies_queue_channel TO horsies_producer;
+GRANT EXECUTE ON FUNCTION horsies_send, horsies_lane, horsies_queue_channel TO horsies_producer;
 -- It starts workflows, through a function that checks them, waits for them and reads them. To steer one that runs takes an
 -- operator.
 GRANT EXECUTE ON FUNCTION horsies_start_workflow TO horsies_producer;
@@ -75,6 +75,10 @@ GRANT SELECT, INSERT, DELETE, UPDATE (tasks) ON horsies_in_flight TO horsies_wor
 GRANT INSERT, UPDATE (claim_seq, done, total, message, at) ON horsies_progress TO horsies_worker;
 GRANT INSERT, DELETE ON horsies_task_logs TO horsies_worker;
 GRANT SELECT, INSERT, UPDATE (seconds, burst, spent_until) ON horsies_rates TO horsies_worker;
+-- It counts the running tasks and the starts of each key.
+GRANT SELECT, INSERT, DELETE ON horsies_key_slots TO horsies_worker;
+GRANT SELECT, INSERT (rate_key, spent_until, waits_until, next_at), UPDATE (spent_until, waits_until, next_at), DELETE
+   ON horsies_keys TO horsies_worker;
 GRANT INSERT, UPDATE ON horsies_task_definitions TO horsies_worker;
 GRANT INSERT ON horsies_worker_states, horsies_heartbeats TO horsies_worker;
 -- It deletes what is old through functions that spare the last hour, and actions of the last seven days.
@@ -112,7 +116,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON horsies_schedule_state TO horsies_schedu
 -- A viewer reads everything, arguments and results too, and writes nothing.
 GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_attempts, horsies_task_attempts,
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
-                horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
+                horsies_keys, horsies_key_slots, horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
                 horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
                 horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_rollups, horsies_totals,
                 horsies_depths, horsies_schema_version
@@ -125,6 +129,7 @@ GRANT UPDATE (earlier_attempts, good_until) ON horsies_tasks TO horsies_operator
 GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
 GRANT INSERT ON horsies_attempts TO horsies_operator;
 GRANT SELECT, INSERT (queue_name, suspended_by), DELETE ON horsies_suspensions TO horsies_operator;
+GRANT INSERT (rate_key, paused_at, paused_by), UPDATE (paused_at, paused_by) ON horsies_keys TO horsies_operator;
 GRANT INSERT (actor, action, subject, tasks) ON horsies_actions TO horsies_operator;
 -- It sends events on, and keeps how far they have come.
 GRANT INSERT, UPDATE ON horsies_event_cursors TO horsies_operator;
