@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # for type checkers; `X as X` marks a name as public
     from horsies.errors import ErrorCode as ErrorCode
     from horsies.errors import HorsiesError as HorsiesError
     from horsies.errors import MultipleValidationErrors as MultipleValidationErrors
+    from horsies.errors import RateLimited as RateLimited
+    from horsies.errors import RateLimited as RateLimited
     from horsies.errors import ResultUnavailable as ResultUnavailable
     from horsies.errors import SendError as SendError
     from horsies.errors import TaskCancelled as TaskCancelled
@@ -157,7 +159,7 @@ _NAMES = {
     "horsies.db.queries.tasks": "TaskLogLine TaskProgress",
     "horsies.enqueue": "TaskSendOptions",
     "horsies.errors": (
-        "DatabaseError ErrorCode HorsiesError MultipleValidationErrors ResultUnavailable SendError TaskCancelled "
+        "DatabaseError ErrorCode HorsiesError MultipleValidationErrors RateLimited ResultUnavailable SendError TaskCancelled "
         "TaskExpired TaskFailed TaskFailure TaskNotFound TaskTimeout UnwrapError ValidationReport "
         "WorkflowContextMissingIdError WorkflowValidationError"
     ),

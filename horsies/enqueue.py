@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Literal, cast
@@ -28,7 +29,7 @@ from horsies.db.queries.tasks import NewTask, as_json
 from horsies.durations import Duration, RateLimit, in_milliseconds, in_seconds, is_duration
 from horsies.errors import HorsiesError, is_storable_text, is_whole_number, mask_passwords
 from horsies.frozen import dataclass
-from horsies.keys import CostOption, KeyOption, cost_number, key_text, lane_of_key, option_value
+from horsies.keys import CostOption, KeyOption, cost_number, key_text, lane_of_key
 from horsies.middleware import Headers, is_observed, with_headers
 from horsies.redaction import Redactor
 from horsies.result import Result, TaskSendError, TaskSendPayload, WorkflowStartError
@@ -303,12 +304,30 @@ def key_columns(
         raise InvalidSend(f"the cost of task {task.name!r} {error}") from error
 
 
+def lane_of_node(task: TaskDefinition, key: str | int | None, kwargs: Mapping[str, Any]) -> str:
+    """Return the lane of a workflow's task, some of whose arguments may come from other nodes.
+
+    Raise InvalidSend if its key cannot be used, or depends on an argument that is not known yet.
+    """
+    if key is None and task.key is None:
+        return task.rate_key
+    if key is None and isinstance(task.key, str):
+        parameter = task.signature.parameters[task.key]
+        value = kwargs.get(task.key, parameter.default)
+        if value is parameter.empty:
+            raise InvalidSend(f"the key of task {task.name!r} is its argument {task.key!r}, which is not known yet")
+        key = value
+    return key_columns(replace(task, cost=None), key, (), kwargs)["rate_key"]
+
+
 def _called(
     task: TaskDefinition, what: str, option: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Return the key or the cost of a call."""
     try:
-        return option_value(option, task.signature.bound(args, kwargs), args, kwargs)
+        if callable(option):
+            return option(*args, **kwargs)
+        return task.signature.bound(args, kwargs)[option]
     except Exception as error:
         problem = f"the {what} function of task {task.name!r} raised {type(error).__name__}: {error}"
         raise InvalidSend(problem) from error

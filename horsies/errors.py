@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from datetime import timedelta
 from enum import StrEnum, unique
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from horsies.status import (
     BUILTIN_CODE_REGISTRY,
@@ -672,6 +672,31 @@ TASK_CODE_HELP = "write error codes like RATE_LIMITED: capitals, digits and unde
 def is_error_code(code: object) -> bool:
     """Return True for a valid error code of a task: `RATE_LIMITED` is one, `RateLimitError` is not."""
     return isinstance(code, str) and _TASK_CODE.fullmatch(code) is not None
+
+
+MAX_WAIT_SECONDS = 366 * 86_400
+
+
+class RateLimited(Exception):
+    """Raise it in the code of a task, at any depth, if a service has refused a request because there were too many.
+
+    The task runs again after so many seconds, or a timedelta, and the run does not count as an attempt. Until then no task of the
+    same key starts; of a task with a rate limit and no key, no task of that name.
+
+    >>> raise RateLimited(after=20)
+    Traceback (most recent call last):
+    horsies.errors.RateLimited: no more requests for 20 s
+    """
+
+    def __init__(self, after: float | timedelta) -> None:
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if isinstance(seconds, bool) or not isinstance(cast(object, seconds), int | float) or not 0 <= seconds <= MAX_WAIT_SECONDS:
+            raise ValueError(f"after is {after!r}; use 0 to a year, in seconds or as a timedelta")
+        super().__init__(after)  # so that the exception can be pickled
+        self.seconds = float(seconds)
+
+    def __str__(self) -> str:
+        return f"no more requests for {self.seconds:g} s"
 
 
 class TaskFailure(Exception):

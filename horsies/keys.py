@@ -6,8 +6,7 @@ task's name there. No task with a rate limit may have a name that begins with `k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from horsies.errors import is_storable_text
 
@@ -48,25 +47,24 @@ def key_text(value: object) -> str:
     """Return a value as a key; raise ValueError if it cannot be one. The number 7 and the text "7" are the same key."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
+    # A value is quoted as a whole or not at all: redaction does not find a part of it.
     if not isinstance(value, str):
-        raise ValueError(f"is {value!r:.80}, of type {type(value).__name__}; a key is a text or a whole number")
+        shown = repr(value)
+        shown = f"is {shown}, of type" if len(shown) <= MAX_KEY_CHARACTERS else "is"
+        raise ValueError(f"{shown} {type(value).__name__}; a key is a text or a whole number")
+    if len(value) > MAX_KEY_CHARACTERS:
+        raise ValueError(f"has {len(value):,} characters; a key has 1 to {MAX_KEY_CHARACTERS}")
     if not is_storable_text(value, MAX_KEY_CHARACTERS):
         raise ValueError(
-            f"has {len(value):,} characters or a character that cannot be stored: {value!r:.80}; "
-            f"a key has 1 to {MAX_KEY_CHARACTERS} characters of any text but NUL"
+            f"is {value!r}; a key has 1 to {MAX_KEY_CHARACTERS} characters of any text but NUL and lone surrogates"
         )
     return str(value)
 
 
 def cost_number(value: object) -> float:
     """Return a value as a cost; raise ValueError if it cannot be one."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_COST:
-        raise ValueError(f"is {value!r:.80}; a cost is a number from 0 to {MAX_COST:,.0f}")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"is a {type(value).__name__}; a cost is a number from 0 to {MAX_COST:,.0f}")
+    if not 0 <= value <= MAX_COST:
+        raise ValueError(f"is {value!r}; a cost is a number from 0 to {MAX_COST:,.0f}")
     return float(value)
-
-
-def option_value(
-    option: str | Callable[..., Any], arguments: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Return what an option yields for a call: the argument that it names, or the result of the function."""
-    return arguments[option] if isinstance(option, str) else option(*args, **kwargs)

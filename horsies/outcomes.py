@@ -65,14 +65,20 @@ def error_of(task: TaskDefinition, config: AppConfig, error: BaseException) -> t
     return found, mapped is None
 
 
-def _stated_error(error: BaseException) -> TaskError | None:
-    """Return the error that a `TaskFailure` states, also one that a task group has wrapped; None for other exceptions."""
+def unwrapped(error: BaseException) -> BaseException:
+    """Return the exception that a task group has wrapped, if it has wrapped one; else the exception itself."""
     inner = error
     while isinstance(inner, BaseExceptionGroup):
         held = cast("BaseExceptionGroup[BaseException]", inner).exceptions
         if len(held) != 1:
             break
         inner = held[0]
+    return inner
+
+
+def _stated_error(error: BaseException) -> TaskError | None:
+    """Return the error that a `TaskFailure` states, also one that a task group has wrapped; None for other exceptions."""
+    inner = unwrapped(error)
     if not isinstance(inner, TaskFailure):
         return None
     try:

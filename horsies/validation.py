@@ -139,6 +139,15 @@ def handler_problems(app: TaskRegistry) -> list[HorsiesError]:
                 )
             )
             continue
+        if callable(handler.definition.key):
+            found.append(
+                TaskDefinitionError(
+                    f"task {task.name!r} has on_failure={task.on_failure!r}, whose key is a Python function; "
+                    "the database sends it and cannot call that",
+                    code=ErrorCode.TASK_INVALID_OPTIONS,
+                    help_text=f"make its key one of its parameters: {', '.join(_HANDLER_ARGUMENTS)}",
+                )
+            )
         try:
             handler.definition.signature.encode((), _HANDLER_ARGUMENTS)
         except ArgumentError as error:

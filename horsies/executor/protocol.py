@@ -122,6 +122,7 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True, tag=1):
     exception_classes: list[str] | None = (
         None  # the names of the classes of the exception, for the retry policy
     )
+    holds_lane: bool = False  # no task of its key or rate starts before it is run again
 
 
 class Returned(msgspec.Struct, array_like=True, frozen=True, tag=2):

@@ -26,9 +26,10 @@ from horsies.codec import ArgumentError, Signature, decode_result, encode_result
 from horsies.codec.values import why_not_json
 from horsies.db.ids import new_ids
 from horsies.db.queries.tasks import CANCELLED, CANCELLED_CODE, LINES_KEPT
+from horsies.errors import RateLimited
 from horsies.executor.protocol import Call, Logged, LogLine, Outcome, Progress
 from horsies.middleware import RunContext, headers_of, observe_run, worker_id
-from horsies.outcomes import error_of, failed, result_of
+from horsies.outcomes import error_of, failed, result_of, unwrapped
 from horsies.redaction import Redactor
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.result import TaskError, TaskResult
@@ -158,7 +159,8 @@ def conclude(
 
 def raised(registry: TaskRegistry, run: Run, task: AnyTask, error: BaseException) -> Outcome:
     """Return the outcome of a run that raised."""
-    if isinstance(error, Snooze):
+    cause = unwrapped(error)
+    if isinstance(cause, Snooze | RateLimited):
         seconds = time.perf_counter() - run.started
         return Outcome(
             run.call.ticket,
@@ -166,8 +168,9 @@ def raised(registry: TaskRegistry, run: Run, task: AnyTask, error: BaseException
             CANCELLED,
             seconds,
             CANCELLED_CODE,
-            str(error),
-            snooze_seconds=error.seconds,
+            str(cause),
+            snooze_seconds=cause.seconds,
+            holds_lane=isinstance(cause, RateLimited),
         )
     failure, is_unmapped = error_of(task.definition, registry.config, error)
     outcome = conclude(registry, run, task, TaskResult(err=failure), error)

@@ -23,7 +23,7 @@ from horsies.codec import ArgumentError, decode_result
 from horsies.db.connection import Connection, connect, connect_worker
 from horsies.db.queries import operations, tasks, testing, workflows
 from horsies.db.queries.schedules import prepare_session
-from horsies.db.queries.tasks import Claimed, PoolRoom
+from horsies.db.queries.tasks import Claimed, Completed, PoolRoom
 from horsies.db.queries.testing import Waiting
 from horsies.event_loop import run_async, run_sync
 from horsies.executor.pool import call_of
@@ -156,17 +156,25 @@ class _TestWorker:
 
     async def _settle_and_claim(self) -> Claimed | None:
         completed = self._settler.take_completed()
+        self._claimer.keys.has_tasks_with_keys = True
+        claimed = await self._claim_once(completed)
+        while not claimed and self._claimer.keys.is_unfinished:
+            claimed = await self._claim_once([])
+        return claimed[0] if claimed else None
+
+    async def _claim_once(self, completed: list[Completed]) -> list[Claimed]:
         of_workflows = [task for task in completed if task.node is not None]
         self._claimer.rewind()
+        self._claimer.keys.look_soon(0.0)
         rooms = [PoolRoom(0, 1, 1, [os.getpid()])]
         ask = self._claimer.request(self._owner, rooms, 1, [], time.monotonic())
         if of_workflows:
             others = [task for task in completed if task.node is None]
-            claimed = (await settle.settle_and_claim(self._connection, of_workflows, others, ask)).claimed
+            answer = await settle.settle_and_claim(self._connection, of_workflows, others, ask)
         else:
-            claimed = (await tasks.settle_and_claim(self._connection, completed, ask)).claimed
-        claimed = await workflows.load_inputs(self._connection, claimed)
-        return claimed[0] if claimed else None
+            answer = await tasks.settle_and_claim(self._connection, completed, ask)
+        self._claimer.keys.walked(answer.walked, answer.claimed, 0.0, 0.0)
+        return await workflows.load_inputs(self._connection, answer.claimed)
 
     async def _run_timers(self) -> None:
         """Fire timers of workflows, and expire tasks."""

@@ -20,17 +20,30 @@ from horsies.db.queries.tasks import (
     Claimed,
     ClaimRequest,
     ConcurrencyCap,
+    KeyLane,
     Lane,
     PoolRoom,
+    WalkedKey,
     as_json,
 )
 from horsies.executor.pool import ChildPool
 from horsies.executor.tokens import MAX_TOKENS
+from horsies.keys import is_keyed
 from horsies.worker.run_times import AHEAD_SECONDS, RunTimes
 
 # Claims from the beginning of the index may take this share of all time; the pause between two is within these bounds.
 REWIND_SHARE = 0.05
 REWIND_MIN_SECONDS, REWIND_MAX_SECONDS = 0.05, 1.0
+
+# Looking for keys in vain may take this share of all time; the pause between two such looks is within these bounds.
+LOOK_SHARE = 0.05
+LOOK_MIN_SECONDS, LOOK_MAX_SECONDS = 0.005, 1.0
+# A look that has not come around, while there is other work, is followed by a pause of so many times its duration.
+LOOK_ON_PAUSE = 3
+# A worker without tasks that may have keys looks for some at most this often, until it sees one.
+UNEXPECTED_SECONDS = 1.0
+# After a task with a key was seen, the worker expects more for so long.
+EXPECT_SECONDS = 600.0
 
 Key = tuple[int, str, str]
 START: Key = (0, "2000-01-01T00:00:00Z", str(UUID(int=0)))
@@ -58,7 +71,7 @@ class LaneKey(NamedTuple):
     pool: int
     queue_name: str
     is_async: bool
-    rate_key: str
+    rate_key: str | None  # None: all keys
 
 
 class Caps:
@@ -109,6 +122,70 @@ class Caps:
         return counts
 
 
+class KeyWalk:
+    """Remembers which key of each queue and kind was served last, and decides when to look for keys again.
+
+    A look costs more than a claim without keys. So a worker whose tasks have no keys looks once a second, or when the database
+    has told it that there are some; and a look that found nothing is repeated after a pause, or when there is a reason.
+    """
+
+    def __init__(self) -> None:
+        self.is_unfinished = False  # the last walk found nothing, and there are more keys
+        self.has_tasks_with_keys = False  # of those that the worker knows
+        self._expected_until = 0.0
+        self._look_at = 0.0
+        self._served: dict[tuple[str, bool], str] = {}
+
+    def is_due(self, now: float) -> bool:
+        """Return True if the next claim should look for keys."""
+        return now >= self._look_at
+
+    def is_expected(self, now: float) -> bool:
+        """Return True if there may be tasks with keys: the worker knows such tasks, or has seen one lately."""
+        return self.has_tasks_with_keys or now < self._expected_until
+
+    def expect(self, now: float) -> None:
+        """Note that there are tasks with keys."""
+        self._expected_until = now + EXPECT_SECONDS
+
+    def look_soon(self, now: float) -> None:
+        """Look at the next claim, because a task may have been sent or a slot freed; unless no keys are expected."""
+        if self.is_expected(now):
+            self._look_at = 0.0
+
+    def lane(self, queue_name: str, is_async: bool, room: int) -> KeyLane:
+        """Return where to look for keys of a queue."""
+        return KeyLane(queue_name, is_async, room, self._served.get((queue_name, is_async), ""))
+
+    def walked(
+        self, walked: Sequence[WalkedKey], claimed: Sequence[Claimed], seconds: float, now: float
+    ) -> None:
+        """Note which keys a walk came to, and what was claimed after it, in so many seconds.
+
+        The next walk goes on behind the last key that was served. A key that was ready and not served is not passed over.
+        """
+        served = {(task.queue_name, task.is_async, task.rate_key) for task in claimed}
+        has_served, self.is_unfinished = False, False
+        for key in walked:
+            lane = key.queue_name, key.is_async
+            if (*lane, key.rate_key) in served:
+                self._served[lane] = key.rate_key
+                has_served = True
+            elif not key.is_ready and not any(each.is_ready and each[:2] == lane for each in walked):
+                self._served[lane] = key.rate_key
+                self.is_unfinished = True
+        if any(key.is_ready for key in walked):
+            self.expect(now)
+        pause = min(LOOK_MAX_SECONDS, max(LOOK_MIN_SECONDS, seconds / LOOK_SHARE))
+        if has_served or any(key.is_ready for key in walked):
+            pause = 0.0
+        elif self.is_unfinished:
+            pause = seconds * LOOK_ON_PAUSE if claimed else 0.0
+        elif not self.is_expected(now):
+            pause = UNEXPECTED_SECONDS
+        self._look_at = now + pause
+
+
 class Claimer:
     """Builds claim requests; remembers how far each lane was read, and which queue comes first next time."""
 
@@ -132,6 +209,7 @@ class Claimer:
         # Queues and names of tasks that this worker does not know and another live worker does.
         self.left_out: frozenset[tuple[str, str]] = frozenset()
         self._left_out_json = ""
+        self.keys = KeyWalk()
         self.limit_rates([])
 
     def limit_rates(self, rates: Sequence[str]) -> None:
@@ -172,7 +250,7 @@ class Claimer:
                 for queue in queues
                 if not self._suspended & {queue, ALL_QUEUES}
                 for is_async, pool in self._pool_of.items()
-                for rate_key in ("", *self.rates)
+                for rate_key in ("", *self.rates, None)
             ]
             for queues in self._queues
         ]
@@ -186,11 +264,15 @@ class Claimer:
         if self._was_rewound:
             self._last_keys.clear()
         room_of = {pool.pool: min(pool.room, self._batch) for pool in pools if pool.room}
+        idle_of = {pool.pool: min(pool.room, pool.idle) for pool in pools if pool.room}
+        looks = self.keys.is_due(now)
         lanes = [
             Lane(*lane, room_of[lane.pool], *self._last_keys.get(lane, START))
             for lane in (self._rotate() if ceiling else ())
-            if lane.pool in room_of
+            if lane.pool in room_of and (looks or lane.rate_key is not None)
         ]
+        # Keys that wait for an idle child come first if there is none: then nothing is claimed ahead of them.
+        lanes.sort(key=lambda lane: lane.rate_key is not None or idle_of[lane.pool] > 0)
         return ClaimRequest(
             lanes,
             pools,
@@ -202,6 +284,11 @@ class Claimer:
             owner.hostname,
             owner.process_name,
             self._left_out_json,
+            key_lanes=[
+                self.keys.lane(lane.queue_name, lane.is_async, max(1, idle_of[lane.pool]))
+                for lane in lanes
+                if lane.rate_key is None
+            ],
         )
 
     def claimed(self, tasks: Sequence[Claimed], seconds: float, now: float) -> bool:
@@ -211,7 +298,7 @@ class Claimer:
         """
         used_rate = False
         for task in tasks:
-            if task.task_name in self.rates:
+            if task.task_name in self.rates or is_keyed(task.rate_key):
                 used_rate = True
             else:
                 lane = LaneKey(self._pool_of[task.is_async], task.queue_name, task.is_async, "")
@@ -348,7 +435,9 @@ class Capacity:
         counts = [min(self.room(n), pool.room(), MAX_CLAIM) for n, pool in enumerate(self.pools)]
         if self._limits.prefetch:
             are_short = plain.depth > plain.shape.width
-            if not are_short:
+            if not self.claims_ahead:
+                counts[0] = min(self.room(0), plain.idle())
+            elif not are_short:
                 counts[0] = self.room(0)
             elif self.prefetched:
                 counts[0] = 0  # prefetched tasks start first

@@ -12,6 +12,7 @@ from psycopg import errors
 from horsies.db.connection import Connection, hangup_after
 from horsies.db.queries.tasks import Claimed, stopped
 from horsies.executor.protocol import Outcome
+from horsies.keys import is_keyed
 from horsies.quarantine import RowFault
 from horsies.status import OutcomeCode, WorkerState
 from horsies.worker.claim import Owner
@@ -74,6 +75,7 @@ class ClaimLoop:
 
     def claim_soon(self) -> None:
         """Claim soon: there may be new tasks."""
+        self.trips.claimer.keys.look_soon(time.monotonic())
         self.trips.is_claim_due = True
         self._sleeper.notified()
 
@@ -106,6 +108,11 @@ class ClaimLoop:
             self._settler.failure_log.left_child(task)
         if self.trips.caps:
             self._holdings.unsettled[task.id] = task
+        if is_keyed(task.rate_key):
+            self.trips.claimer.keys.look_soon(time.monotonic())
+            self.trips.is_claim_due = True
+            if task.node is not None or not completed:
+                self.trips.ended_keys.add(task.rate_key)
         self.child_available()
 
     def child_available(self) -> None:
@@ -225,6 +232,9 @@ class ClaimLoop:
             case LoopState.FALLING_ASLEEP:
                 if await self._sleeper.read_due_time(connection, self.trips.queues, self.trips.claimer.rates):
                     # A task that fell due between the last claim and this answer is in neither, so claim once more.
+                    if self._sleeper.has_keys:
+                        self.trips.claimer.keys.expect(time.monotonic())
+                    self.trips.claimer.keys.look_soon(time.monotonic())
                     self.trips.is_claim_due = True
             case LoopState.STOPPED | LoopState.STARTING | LoopState.BACKING_OFF:
                 pass
@@ -238,6 +248,8 @@ class ClaimLoop:
         if state in (LoopState.FULL, LoopState.DRAINING):
             self._sleeper.poll_policy.poll()
             return
+        if state is LoopState.ASLEEP:
+            self.trips.claimer.keys.look_soon(time.monotonic())
         self.trips.is_claim_due = True
         if self._sleeper.slept(time.monotonic()):
             with hangup_after(connection):

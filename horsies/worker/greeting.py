@@ -52,6 +52,10 @@ def _traits(app: TaskRegistry, name: str) -> tuple[str, ...]:
         traits.append(f"time limit {span(task.timeout_ms / 1000)}")
     if task.rate_limit is not None:
         traits.append(f"rate limit {task.rate_limit}")
+    if task.key_concurrency is not None:
+        traits.append(f"{task.key_concurrency} at once per key")
+    if task.key_rate is not None:
+        traits.append(f"{task.key_rate} per key")
     if task.max_retries:
         traits.append(f"retries {task.max_retries}")
     return (", ".join(traits),)

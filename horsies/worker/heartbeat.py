@@ -252,6 +252,7 @@ class Heartbeat:
     async def _reap(self, connection: Connection) -> None:
         began = time.monotonic()
         rescued = await reap(connection, self._trips.settler, rules_of(self._app.config))
+        await workers.sweep_keys(connection)
         now = time.monotonic()
         self._reap_at = now + max(
             self._trips.owner.lease_seconds - 2 * self._interval, (now - began) / REAP_SHARE

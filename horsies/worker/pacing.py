@@ -308,6 +308,7 @@ class Sleeper:
         self._announced = (False, False)
         self._due_at: float | None = None
         self._is_due_time_known = False
+        self.has_keys = False  # there were tasks with keys when the due time was read
 
     # What wakes the loop up
 
@@ -381,7 +382,7 @@ class Sleeper:
         if open_sends:
             self.forget_due_time()  # to ask again after a pause
         with hangup_after(connection):
-            seconds = await tasks.next_due(connection, queues, rates)
+            seconds, self.has_keys = await tasks.next_due(connection, queues, rates)
         self._due_at = None if seconds is None else time.monotonic() + max(seconds, 0.001)
         return True
 

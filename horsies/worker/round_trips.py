@@ -31,6 +31,7 @@ from horsies.db.queries.tasks import (
 )
 from horsies.durations import LONGEST_SECONDS
 from horsies.executor.pool import ChildPool
+from horsies.keys import is_keyed
 from horsies.logs import counted
 from horsies.quarantine import RowFault
 from horsies.registry import TaskRegistry
@@ -198,6 +199,7 @@ class RoundTrips:
         self.settler = Settler(app)
         self.capacity = Capacity(pools, limits)
         self.claimer = Claimer(queues, self.capacity.pool_of, limits.max_claim_batch)
+        self.claimer.keys.has_tasks_with_keys = any(task.definition.has_keys for task in app.tasks.values())
         self.caps = Caps(limits.cluster_wide_cap, queues)
         self.holdings = Holdings(self.capacity, self.settler, limits)
         self.sleeper = Sleeper(self.capacity, limits.poll_seconds)
@@ -205,6 +207,8 @@ class RoundTrips:
         self._tasks = app.tasks
         self._grace_seconds = min(app.config.unknown_task_grace_seconds, LONGEST_SECONDS)
         self.has_backlog = [True for _ in pools]  # by pool: the last claim filled its room
+        # Keys of which a task has ended that no claim settles: it has failed, or belongs to a workflow.
+        self.ended_keys: set[str] = set()
         self._unknown: list[Claimed] = []  # just claimed, and their task is not registered here
         self._reported: set[tuple[str, bool]] = set()  # the unknown names that were logged
         self._refresh_at = 0.0
@@ -230,6 +234,7 @@ class RoundTrips:
 
     async def settle_start_and_claim(self, connection: Connection) -> None:
         """Settle failures, start prefetched tasks, then settle completed tasks and claim."""
+        ended, self.ended_keys = self.ended_keys, set()
         try:
             if self.settler.failed:
                 await self._settle_failed(connection)
@@ -237,8 +242,11 @@ class RoundTrips:
                 await self.expire(connection)
         except Exception:
             self.is_claim_due = self.holdings.is_uncertain = True
+            self.ended_keys |= ended
             raise
         await self.settle_completed_and_claim(connection)
+        if ended:
+            await tasks.wake_for_keys(connection, self.owner.worker_id, ended)
 
     async def _settle_failed(self, connection: Connection) -> None:
         """Write failures. The outcome of a task that another worker has taken over is dropped and counted."""
@@ -304,6 +312,8 @@ class RoundTrips:
         if limit:
             if self.claimer.claimed(claimed, now - began, now):
                 self.sleeper.forget_due_time()
+            if request.key_lanes:
+                self.claimer.keys.walked(answer.walked, claimed, now - began, now)
             self._take(claimed, answer.left, rooms, now)
         if self._unknown:
             await self._defer_unknown(connection)
@@ -365,11 +375,13 @@ class RoundTrips:
         self.holdings.will_prefetch(now)
         pools = self.capacity.pools
         found = [0 for _ in pools]
+        found_keys = [False for _ in pools]
         self.capacity.claims_ahead = left == 0
         started: list[list[Claimed]] = [[] for _ in pools]
         for task in claimed:
             number = self.capacity.pool_of[task.is_async]
             found[number] += 1
+            found_keys[number] |= is_keyed(task.rate_key)
             if task.task_name not in self._tasks and task.task_name not in INTERNAL_TASKS:
                 self._unknown.append(task)
                 continue
@@ -381,7 +393,9 @@ class RoundTrips:
         unfilled: list[int] = []
         for room in rooms:
             if room.room:
-                has_backlog = found[room.pool] >= room.room or (room.pool == 0 and left > 0)
+                # Tasks with keys fill idle children only.
+                full = min(room.room, room.idle) if found_keys[room.pool] else room.room
+                has_backlog = found[room.pool] >= full or (room.pool == 0 and left > 0)
                 self.has_backlog[room.pool] = has_backlog
                 if not has_backlog:
                     unfilled.append(found[room.pool])
@@ -394,7 +408,7 @@ class RoundTrips:
             self.sleeper.poll_policy.poll()
             return
         was_rewound = self.claimer.rewind()
-        self.is_claim_due |= was_rewound
+        self.is_claim_due |= was_rewound or self.claimer.keys.is_unfinished
         if any(found) or not was_rewound:
             self.sleeper.poll_policy.claimed(sum(found), now)
 

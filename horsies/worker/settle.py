@@ -48,7 +48,9 @@ class Settler:
     def ended(self, task: Claimed, outcome: Outcome) -> None:
         """Add the outcome that a child reported."""
         if outcome.ok:
-            self.completed.append(Completed(task.id, task.claim_seq, outcome.result, task.node))
+            self.completed.append(
+                Completed(task.id, task.claim_seq, outcome.result, task.node, task.rate_key)
+            )
             return
         delay = outcome.snooze_seconds
         if delay is None:
@@ -71,6 +73,7 @@ class Settler:
                 delay,
                 node=task.node,
                 snoozed=outcome.snooze_seconds is not None,
+                holds_lane=outcome.holds_lane,
                 on_failure=self._handler_of(task),
             )
         )

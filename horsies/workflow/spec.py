@@ -29,7 +29,7 @@ from horsies.db.insert import run_plan, run_plan_async
 from horsies.db.queries import workflows
 from horsies.db.queries.workflows import IdTaken, NewNode, NewWorkflow, WorkflowRows, start_and_notify
 from horsies.durations import Duration, in_seconds
-from horsies.enqueue import TaskDefinition, log_failed_start, timeout_in_ms
+from horsies.enqueue import TaskDefinition, lane_of_node, log_failed_start, timeout_in_ms
 from horsies.errors import ErrorCode, HorsiesError, ValidationReport, mask_passwords
 from horsies.event_loop import run_async, run_sync
 from horsies.frozen import dataclass
@@ -642,7 +642,7 @@ def _columns_by_kind(entry: Entry, spec: WorkflowSpec[Any], task_id: UUID) -> di
         case MapNode():
             over = as_map(entry).over
             source = next(each.index for each in spec.entries if each.node is over)
-            columns = _columns_of(as_map(entry).fn.definition, entry, spec)
+            columns = _columns_of(as_map(entry).fn.definition, entry, spec, as_map(entry).key)
             return columns | {"kind": Kind.MAP, "args_from": {map_param(entry) or "": source}}
         case GatherNode():
             return _internal_task_columns(GATHER, spec, task_id)
@@ -662,7 +662,7 @@ def _task_columns(
     if node.retry_policy is not None:
         policy = take_errors(node.retry_policy, definition.retry_policy)
         definition = replace(definition, retry_policy=policy)
-    columns = _columns_of(definition, entry, spec)
+    columns = _columns_of(definition, entry, spec, node.key)
     return columns | {
         "task_id": task_id,
         "queue_name": node.queue or columns["queue_name"],
@@ -672,7 +672,9 @@ def _task_columns(
     }
 
 
-def _columns_of(definition: TaskDefinition, entry: Entry, spec: WorkflowSpec[Any]) -> dict[str, Any]:
+def _columns_of(
+    definition: TaskDefinition, entry: Entry, spec: WorkflowSpec[Any], key: str | int | None
+) -> dict[str, Any]:
     takes_meta = "workflow_meta" in definition.signature.injected
     takes_inputs = bool(entry.args_from) or entry.context is not None or takes_meta
     return {
@@ -682,7 +684,7 @@ def _columns_of(definition: TaskDefinition, entry: Entry, spec: WorkflowSpec[Any
         "is_async": definition.is_async,
         "max_retries": definition.max_retries,
         "timeout_ms": definition.timeout_ms,
-        "rate_key": definition.rate_key,
+        "rate_key": lane_of_node(definition, key, entry.kwargs),
         "task_options": _with_fed(definition.options_json) if takes_inputs else definition.options_json,
         "task_kwargs": spec.arguments[entry.index],
     }

@@ -17,7 +17,7 @@ import msgspec
 from horsies.codec import ArgumentError, Signature
 from horsies.codec.values import type_name
 from horsies.durations import in_seconds
-from horsies.enqueue import MAX_DELAY_SECONDS, timeout_problem
+from horsies.enqueue import MAX_DELAY_SECONDS, InvalidSend, TaskDefinition, lane_of_node, timeout_problem
 from horsies.errors import ErrorCode, HorsiesError, WorkflowValidationError, is_whole_number
 from horsies.redaction import Redactor
 from horsies.retry import take_errors
@@ -150,6 +150,7 @@ def check_node(entry: Entry, graph: Graph, queues: Collection[str] | None, redac
             yield from _check_names_of_arguments(entry, signature, {**node.kwargs, **node.args_from})
             yield from _check_types_of_sources(entry, graph, signature.parameters)
             yield from _check_values(entry, signature, redactor)
+            yield from _check_key(entry, node.fn.definition, node.key, redactor)
             yield from _check_options(entry, node, queues)
         case SubWorkflowNode():
             yield from _check_build_with(entry, node, graph)
@@ -282,6 +283,20 @@ def _check_values(entry: Entry, signature: Signature, redactor: Redactor) -> Err
         )
 
 
+def _check_key(
+    entry: Entry, definition: TaskDefinition, key: str | int | None, redactor: Redactor
+) -> Errors:
+    """Check that the key of a node can be computed now, before the results of other nodes are known."""
+    try:
+        lane_of_node(definition, key, entry.kwargs)
+    except InvalidSend as error:
+        yield wrong(
+            ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,
+            f"{entry}: {redactor.scrub_call(str(error), entry.kwargs)}",
+            "pass the argument as a plain value, or give the node a key: node(key=…)",
+        )
+
+
 def _check_options(entry: Entry, node: TaskNode[Any], queues: Collection[str] | None) -> Errors:
     if entry.context is not None and "workflow_ctx" not in node.fn.definition.signature.injected:
         yield wrong(
@@ -384,6 +399,7 @@ def _check_map(entry: Entry, node: MapNode[Any], redactor: Redactor) -> Errors:
         )
     yield from _check_names_of_arguments(entry, signature, {**node.kwargs, param: None})
     yield from _check_values(entry, signature, redactor)
+    yield from _check_key(entry, node.fn.definition, node.key, redactor)
     if node.over is None:
         yield wrong(
             ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,

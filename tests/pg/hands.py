@@ -226,7 +226,7 @@ class Hands:
         return self._run(tasks.refresh(self._connection))
 
     def next_due(self, *queues: str, rates: Sequence[str] = ()) -> float | None:
-        return self._run(tasks.next_due(self._connection, queues or ("default",), rates))
+        return self._run(tasks.next_due(self._connection, queues or ("default",), rates)).seconds
 
     def register(self, *queues: str, waiting: bool, definitions: Sequence[Definition] = ()) -> None:
         """Say who we are, and whether we sleep until we are notified."""
@@ -248,6 +248,9 @@ class Hands:
     def reap(self, rules: Rules, settler: Settler) -> int:
         """Clean up after others; how many tasks were rescued."""
         return self._run(reap(self._connection, settler, rules))
+
+    def sweep_keys(self) -> None:
+        self._run(workers.sweep_keys(self._connection))
 
     def requeue(self, which: Selection = ANY_FAILED) -> int:
         """One batch of failed tasks, as an operator does it."""

@@ -10,15 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.db.queries.tasks import Claimed, ConcurrencyCap
-from horsies.db.queries.workers import Definition, Rules
-from tests.pg.hands import Hands
+from horsies.db.queries.tasks import Claimed, ConcurrencyCap, Failure
+from tests.pg.hands import ERR, Hands
 
 Db = psycopg.Connection[dict[str, Any]]
-
-
-def define(name: str = "task", concurrency: int | None = 1, **options: Any) -> Definition:
-    return Definition(name, "default", 100, False, 0, None, None, key_concurrency=concurrency, **options)
 
 
 def limit(db: Db, concurrency: int | None = 1, name: str = "task", rate: tuple[float, int] | None = None) -> None:
@@ -200,7 +195,7 @@ def test_any_text_can_be_a_key(hands: Hands, db: Db, key: str) -> None:
 # --- what ends or releases a task frees its slot
 
 
-def end_by(how: str, hands: Hands, db: Db, task: Claimed, settler: Any) -> None:
+def end_by(how: str, hands: Hands, db: Db, task: Claimed) -> None:
     match how:
         case "complete":
             hands.complete([task])
@@ -233,7 +228,7 @@ def test_whatever_ends_or_releases_a_task_frees_its_slot(hands: Hands, db: Db, h
     (task,) = hands.claim_keys()
     assert hands.claim_keys() == []
 
-    end_by(how, hands, db, task, None)
+    end_by(how, hands, db, task)
 
     assert len(hands.claim_keys()) == 1
     assert hands.claim_keys() == []
@@ -311,6 +306,125 @@ def test_a_task_that_waits_for_an_idle_child_is_not_claimed_ahead(hands: Hands, 
 
     assert len(claimed) == 4
     assert all(task.pid is not None for task in claimed)
+
+
+# --- rates per key
+
+
+def pass_time(db: Db, seconds: float) -> None:
+    """For all keys it is as if so much time went by."""
+    db.execute(
+        "UPDATE horsies_keys SET spent_until = spent_until - make_interval(secs => %(s)s),"
+        " waits_until = waits_until - make_interval(secs => %(s)s), next_at = next_at - make_interval(secs => %(s)s)",
+        {"s": seconds},
+    )
+
+
+def test_each_key_has_a_rate_of_its_own(hands: Hands, db: Db) -> None:
+    limit(db, None, rate=(1_000.0, 2))
+    for key in "ab":
+        insert(db, key, 10)
+
+    assert sorted(keys(hands.claim_keys(room=20))) == ["a", "a", "b", "b"]
+    assert hands.claim_keys() == []
+    pass_time(db, 1_000)
+    assert sorted(keys(hands.claim_keys())) == ["a", "b"]
+    pass_time(db, 900)
+    assert hands.claim_keys() == []
+    pass_time(db, 100)
+    assert sorted(keys(hands.claim_keys())) == ["a", "b"]
+
+
+def test_a_task_uses_up_its_cost(hands: Hands, db: Db) -> None:
+    limit(db, None, rate=(100.0, 10))
+    insert(db, "a", 1, cost=50, age=60)
+    insert(db, "a", 9, cost=1)
+
+    assert len(hands.claim_keys()) == 1  # it may start with what there is, and the key pays for it later
+    pass_time(db, 4_050)  # 1,000 s were there
+    assert hands.claim_keys() == []
+    pass_time(db, 100)
+    assert len(hands.claim_keys()) == 1
+
+
+def test_cheap_tasks_share_one_start(hands: Hands, db: Db) -> None:
+    limit(db, None, rate=(100.0, 1))
+    insert(db, "a", 20, cost=0.25)
+
+    assert len(hands.claim_keys(room=20)) == 4
+    pass_time(db, 50)
+    assert len(hands.claim_keys(room=20)) == 2
+
+
+def test_the_next_start_of_a_key_is_due_when_its_rate_allows_it(hands: Hands, db: Db) -> None:
+    limit(db, None, rate=(1_000.0, 1))
+    insert(db, "a", 2)
+    hands.claim_keys()
+
+    seconds = hands.next_due()
+
+    assert seconds is not None
+    assert 900 < seconds <= 1_000
+
+
+def test_a_delayed_task_with_a_key_is_known(hands: Hands, db: Db) -> None:
+    insert(db, "a", age=-500)
+    seconds = hands.next_due()
+    assert seconds is not None
+    assert 400 < seconds <= 500
+
+
+def test_the_state_of_a_key_is_forgotten_when_it_says_nothing_any_more(hands: Hands, db: Db) -> None:
+    limit(db, None, rate=(1_000.0, 1))
+    for key in "ab":
+        insert(db, key, 1)
+    db.execute("INSERT INTO horsies_keys (rate_key, paused_at, paused_by) VALUES ('key=c', now(), 'ann')")
+    hands.complete(hands.claim_keys())
+    hands.sweep_keys()
+    assert db.execute("SELECT count(*) AS n FROM horsies_keys").fetchone() == {"n": 3}
+
+    pass_time(db, 2_000)
+    hands.sweep_keys()
+
+    assert db.execute("SELECT rate_key FROM horsies_keys").fetchall() == [{"rate_key": "key=c"}]
+    assert slots(db) == 0
+
+
+@pytest.mark.parametrize("by_rate", [False, True])
+def test_a_refused_request_holds_the_whole_lane(hands: Hands, db: Db, by_rate: bool) -> None:
+    limit(db, 1)
+    if by_rate:
+        db.execute("INSERT INTO horsies_rates (rate_key, seconds, burst) VALUES ('call', 0.001, 1)")
+        db.execute("INSERT INTO horsies_tasks (task_name, rate_key) VALUES ('call', 'call'), ('call', 'call')")
+        claim = lambda: hands.claim(pids=[1], rates=["call"])  # noqa: E731
+    else:
+        insert(db, "a", 1, age=60)
+        insert(db, "a", 1)
+        claim = hands.claim_keys
+    (task,) = claim()
+    refused = Failure(task.id, task.claim_seq, ERR, "X", None, delay_seconds=500.0, snoozed=True, holds_lane=True)
+
+    assert hands.store([refused]) == {task.id: True}
+
+    assert claim() == []
+    found = db.execute("SELECT retry_count, status FROM horsies_tasks WHERE id = %s", (task.id,)).fetchone()
+    assert found == {"retry_count": 0, "status": "PENDING"}
+    insert(db, "b")
+    assert keys(hands.claim_keys()) == ["b"]
+    if not by_rate:
+        pass_time(db, 500)
+        assert [again.id for again in claim()] == [task.id]
+
+
+def test_a_paused_key_waits_and_holds_up_no_other(hands: Hands, db: Db) -> None:
+    limit(db, 1)
+    for key in "ab":
+        insert(db, key, 2)
+    db.execute("INSERT INTO horsies_keys (rate_key, paused_at, paused_by) VALUES ('key=a', now(), 'ann')")
+
+    assert keys(hands.claim_keys()) == ["b"]
+    db.execute("UPDATE horsies_keys SET paused_at = NULL")
+    assert keys(hands.claim_keys()) == ["a"]
 
 
 # --- exactness

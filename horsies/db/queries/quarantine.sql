@@ -56,13 +56,21 @@ UPDATE horsies_tasks AS task
 RETURNING CASE WHEN task.awaited THEN pg_notify('task_done', task.id::text) END;
 
 -- name: claimable
--- Return the first tasks of each lane that a claim would take, in its order.
+-- Return the first tasks of each lane that a claim would take, in its order. A lane of keys has the first tasks of each key.
 SELECT task.id::text, task.claim_seq, task.workflow_id::text, task.workflow_index
-  FROM json_to_recordset(CAST(%(lines)s AS json)) AS lane (queue_name text, is_async boolean, rate_key text, quota integer)
+  FROM (SELECT given.queue_name, given.is_async, key.rate_key, given.quota
+          FROM json_to_recordset(CAST(%(lines)s AS json))
+               AS given (queue_name text, is_async boolean, rate_key text, quota integer)
+         CROSS JOIN LATERAL (
+               SELECT given.rate_key WHERE given.rate_key IS NOT NULL
+               UNION ALL
+               SELECT DISTINCT task.rate_key FROM horsies_tasks_live AS task
+                WHERE given.rate_key IS NULL AND task.queue_name = given.queue_name AND task.is_async = given.is_async
+                  AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.priority <> 0) AS key) AS lane
  CROSS JOIN LATERAL (
        SELECT id, claim_seq, workflow_id, workflow_index FROM horsies_tasks_live AS task
         WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
-          AND task.rate_key = coalesce(lane.rate_key, '') AND task.priority <> 0
+          AND task.rate_key = lane.rate_key AND task.priority <> 0
           AND task.enqueued_at <= now() AND task.status = 'PENDING'
           AND (task.good_until IS NULL OR task.good_until > now())
         ORDER BY task.priority, task.enqueued_at, task.id LIMIT lane.quota) AS task;

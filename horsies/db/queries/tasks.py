@@ -264,7 +264,8 @@ class TaskState(NamedTuple):
 class Failure(msgspec.Struct, frozen=True):
     """A failed attempt. With a delay the task is retried.
 
-    A `snoozed` task is run again later, and the run does not count as an attempt. An `asked` failure applies only if the task
+    A `snoozed` task is run again later, and the run does not count as an attempt. If it `holds_lane`, no task of its key or rate
+    limit starts before that. An `asked` failure applies only if the task
     was cancelled. When the task has failed for good, the task named `on_failure` is sent.
     """
 
@@ -280,6 +281,7 @@ class Failure(msgspec.Struct, frozen=True):
     snoozed: bool = False
     asked: bool = False
     on_failure: str | None = None
+    holds_lane: bool = False
 
 
 def stopped(task: Claimed | Completed) -> Failure:
@@ -500,11 +502,23 @@ async def expire(
     return [Expired(*row[1:]) for row in await cursor.fetchall()]
 
 
-async def next_due(connection: Connection, queues: Sequence[str], rates: Sequence[str]) -> float | None:
-    """Return the seconds until a task of these queues is due, a rate limit allows one, or any expires; None if none will."""
-    cursor = await connection.execute(SQL["next_due"], {"queues": list(queues), "rates": list(rates)})
-    row = await cursor.fetchone()
-    return None if row is None else row[0]
+async def wake_for_keys(connection: Connection, worker_id: UUID, rate_keys: Iterable[str]) -> None:
+    """Wake other workers that sleep and could run the next tasks of these keys."""
+    await connection.execute(SQL["wake_for_keys"], {"worker_id": worker_id, "rate_keys": list(rate_keys)})
+
+
+class NextDue(NamedTuple):
+    """The seconds until something is due, None if nothing will be; and True if there are tasks with keys."""
+
+    seconds: float | None
+    has_keys: bool
+
+
+async def next_due(connection: Connection, queues: Sequence[str], rates: Sequence[str]) -> NextDue:
+    """Return when a task of these queues is due, a rate limit or a key allows one, or any expires."""
+    cursor = connection.cursor(row_factory=class_row(NextDue))
+    await cursor.execute(SQL["next_due"], {"queues": list(queues), "rates": list(rates)})
+    return await cursor.fetchone() or NextDue(None, False)
 
 
 async def watch(connection: Connection, ids: Sequence[UUID]) -> list[TaskState]:

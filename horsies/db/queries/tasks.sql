@@ -202,7 +202,7 @@ cap AS MATERIALIZED (
     SELECT jsonb_object_agg(queue_name, remaining) AS by_queue FROM cap
 ), rate AS MATERIALIZED (
     SELECT rate_key, seconds, bucket.spent_until,
-           CASE WHEN seconds > 0 THEN
+           CASE WHEN held_until > now() THEN 0 WHEN seconds > 0 THEN
                greatest(0, least(burst, floor(extract(epoch FROM now() - bucket.spent_until) / seconds + 1e-6)))::integer END AS allowed
       FROM horsies_rates AS known
      CROSS JOIN LATERAL (SELECT greatest(spent_until, now() - make_interval(secs => burst * seconds)) AS spent_until) AS bucket
@@ -282,6 +282,26 @@ started AS MATERIALIZED (
 UNION ALL
 SELECT * FROM claimed
  ORDER BY turn;
+
+-- fragment: wake_for_keys
+-- Wake the sleeping workers of the queues in which more tasks of a key wait.
+SELECT count(pg_notify(horsies_queue_channel(lane.queue_name), '')) AS queues
+  FROM (SELECT DISTINCT lane.queue_name
+          FROM horsies_workers AS worker CROSS JOIN unnest(worker.queues) AS lane (queue_name)
+         WHERE (worker.waiting OR worker.waiting_async) AND worker.lease_expires_at > now()
+           AND worker.worker_id <> %(worker_id)s) AS lane
+ WHERE EXISTS (SELECT
+
+-- fragment: waiting_of_key
+LATERAL (SELECT FROM horsies_tasks_live AS task
+          WHERE task.queue_name = lane.queue_name AND task.is_async = kind.is_async AND task.rate_key = ended.rate_key
+            AND task.priority <> 0 AND task.enqueued_at <= now() AND task.status = 'PENDING' LIMIT 1) AS task
+
+-- name: wake_for_keys
+-- Tasks of these keys have ended, and this worker may not have claimed the next ones: wake sleeping workers that could.
+{wake_for_keys} FROM unnest(%(rate_keys)s::text[]) AS ended (rate_key)
+                CROSS JOIN (VALUES (false), (true)) AS kind (is_async)
+                CROSS JOIN {waiting_of_key});
 
 -- name: lock_keys
 -- Find the next keys of which a task may start now, lock them until the end of the transaction, and pass them to the next
@@ -466,22 +486,11 @@ SELECT walked.queue_name, walked.is_async, walked.key, walked.most IS NOT NULL A
                                        SELECT rate_key FROM ended WHERE rate_key >= 'key=' AND rate_key < 'key>'))
        AND (slot.task_id = ANY (ARRAY (SELECT id FROM ended)) OR NOT {is_slot_taken})
 ), {count_usage}, woken_for_keys AS (
-    -- Wake sleeping workers if a task of a key has ended, more of that key wait, and this worker starts none of them.
-    SELECT count(pg_notify(horsies_queue_channel(lane.queue_name), '')) AS queues
-      FROM (SELECT DISTINCT lane.queue_name
-              FROM horsies_workers AS worker CROSS JOIN unnest(worker.queues) AS lane (queue_name)
-             WHERE (worker.waiting OR worker.waiting_async) AND worker.lease_expires_at > now()
-               AND worker.worker_id <> %(worker_id)s
-               AND EXISTS (SELECT FROM ended WHERE rate_key >= 'key=' AND rate_key < 'key>')) AS lane
-     WHERE EXISTS (SELECT FROM ended
-                    CROSS JOIN (VALUES (false), (true)) AS kind (is_async)
-                    CROSS JOIN LATERAL (
-                          SELECT FROM horsies_tasks_live AS task
-                           WHERE task.queue_name = lane.queue_name AND task.is_async = kind.is_async
-                             AND task.rate_key = ended.rate_key AND task.priority <> 0
-                             AND task.enqueued_at <= now() AND task.status = 'PENDING' LIMIT 1) AS task
-                    WHERE ended.rate_key >= 'key=' AND ended.rate_key < 'key>'
-                      AND ended.rate_key <> ALL (ARRAY (SELECT rate_key FROM placed)))
+    {wake_for_keys} FROM ended
+                     CROSS JOIN (VALUES (false), (true)) AS kind (is_async)
+                     CROSS JOIN {waiting_of_key}
+                     WHERE ended.rate_key >= 'key=' AND ended.rate_key < 'key>'
+                       AND ended.rate_key <> ALL (ARRAY (SELECT rate_key FROM placed)))
 )
 {number_settled} FROM settled CROSS JOIN woken CROSS JOIN woken_for_keys
 UNION ALL
@@ -507,7 +516,8 @@ RETURNING task.id;
 -- name: fail
 -- Settle failed attempts. With a delay the task goes back to PENDING, unless it would be due after its expiry; otherwise it
 -- is FAILED. A task that was cancelled is CANCELLED, however it failed, and so is one whose snooze ends after its expiry. A
--- row with `asked` applies only to tasks that were cancelled. A snooze does not count as an attempt. When a task has failed
+-- row with `asked` applies only to tasks that were cancelled. A snooze does not count as an attempt; with `holds_lane`, all tasks
+-- of the key or rate limit wait until it is over. When a task has failed
 -- for good, its `on_failure` task is sent. A task that is missing from the answer is no longer ours.
 WITH outcome AS (
     SELECT given.*, task.task_name, task.queue_name, task.started_at, task.retry_count, task.earlier_attempts,
@@ -521,7 +531,7 @@ WITH outcome AS (
               FROM json_to_recordset(CAST(%(failures)s AS json)) AS given (
                        id uuid, claim_seq integer, result text, error_code text, error_message text,
                        failed_reason text, delay_seconds double precision, crashed boolean, snoozed boolean,
-                       asked boolean, on_failure text)) AS given
+                       asked boolean, on_failure text, holds_lane boolean)) AS given
      CROSS JOIN LATERAL (SELECT * FROM horsies_tasks_live AS task
                           WHERE task.id = given.id AND task.claim_seq = given.claim_seq AND task.status = 'RUNNING'
                             AND (task.cancel_asked_at IS NOT NULL OR NOT given.asked)
@@ -540,7 +550,10 @@ WITH outcome AS (
            claim_seq = task.claim_seq + again::int,
            crash_count = task.crash_count + outcome.crashed::int,
            retry_count = task.retry_count + (again AND NOT snoozed)::int,
-           enqueued_at = CASE WHEN again THEN outcome.due ELSE task.enqueued_at END,
+           -- A task that holds its key keeps its place in it.
+           enqueued_at = CASE WHEN again AND NOT (coalesce(outcome.holds_lane, false) AND task.rate_key >= 'key='
+                                                  AND task.rate_key < 'key>')
+                              THEN outcome.due ELSE task.enqueued_at END,
            unknown_since = NULL, unknown_until = NULL,
            next_retry_at = CASE WHEN again THEN outcome.due END,
            claimed_by_worker_id = CASE WHEN again THEN NULL ELSE task.claimed_by_worker_id END,
@@ -554,19 +567,33 @@ WITH outcome AS (
       FROM outcome
      WHERE task.live AND task.id = outcome.id AND task.id = ANY (ARRAY (SELECT id FROM outcome))
     RETURNING task.id, task.awaited, again, task.queue_name, task.status, task.task_name, task.priority,
-              outcome.error_code, outcome.error_message, outcome.on_failure
+              outcome.error_code, outcome.error_message, outcome.on_failure, task.rate_key, outcome.holds_lane,
+              outcome.due
+), held_key AS (
+    INSERT INTO horsies_keys AS known (rate_key, waits_until, next_at)
+    SELECT rate_key, max(due), max(due) FROM ended
+     WHERE again AND holds_lane AND rate_key >= 'key=' AND rate_key < 'key>'
+     GROUP BY rate_key ORDER BY rate_key
+    ON CONFLICT (rate_key) DO UPDATE SET waits_until = greatest(known.waits_until, excluded.waits_until),
+                                         next_at = greatest(known.next_at, excluded.next_at)
+), held_rate AS (
+    UPDATE horsies_rates AS known
+       SET held_until = greatest(known.held_until, held.due)
+      FROM (SELECT rate_key, max(due) AS due FROM ended WHERE again AND holds_lane GROUP BY rate_key) AS held
+     WHERE known.rate_key = held.rate_key
 ), sent AS (
     -- With the options of its definition, but without an on_failure of its own, so that failures cannot go on forever.
     INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, timeout_ms, max_retries,
                                     task_options, rate_key)
     SELECT horsies_new_id(), ended.on_failure, coalesce(known.queue_name, ended.queue_name),
-           coalesce(known.is_async, false), coalesce(known.priority, ended.priority),
-           json_build_object('task_id', ended.id, 'task_name', ended.task_name,
-                             'error_code', coalesce(ended.error_code, ''),
-                             'message', coalesce(ended.error_message, ''))::text,
+           coalesce(known.is_async, false), coalesce(known.priority, ended.priority), call.kwargs::text,
            known.timeout_ms, coalesce(known.max_retries, 0), (known.task_options::jsonb - 'on_failure')::text,
-           coalesce(known.rate_key, '')
-      FROM ended LEFT JOIN horsies_task_definitions AS known ON known.task_name = ended.on_failure
+           coalesce(horsies_lane(known, call.kwargs::jsonb), '')
+      FROM ended
+     CROSS JOIN LATERAL (SELECT json_build_object('task_id', ended.id, 'task_name', ended.task_name,
+                                                  'error_code', coalesce(ended.error_code, ''),
+                                                  'message', coalesce(ended.error_message, '')) AS kwargs) AS call
+      LEFT JOIN horsies_task_definitions AS known ON known.task_name = ended.on_failure
      WHERE ended.status = 'FAILED' AND ended.on_failure IS NOT NULL
 ), woken AS (
     SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))
@@ -684,10 +711,14 @@ SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, id, task_nam
 task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.rate_key = lane.rate_key AND task.priority <> 0
 
 -- name: next_due
--- Return the seconds until the next delayed task of these queues is due, a task expires, a rate limit allows a task, or a
--- timer of a workflow is due. Each priority in a lane costs one descent of the claim index, however many tasks there are.
+-- Return the seconds until the next delayed task of these queues is due, a task expires, a rate limit or a key allows a task, or
+-- a timer of a workflow is due; and true if there are tasks with keys. Each priority in a lane costs one descent of the claim index, however many tasks there are.
 WITH RECURSIVE lane AS MATERIALIZED (
-    SELECT queue_name, is_async, rate_key
+    SELECT queue_name, is_async, rate_key,
+           rate_key = '' AND (SELECT CASE WHEN task.rate_key < 'key>' THEN true END FROM horsies_tasks_live AS task
+                               WHERE task.queue_name = given.queue_name AND task.is_async = kind.is_async
+                                 AND task.rate_key >= 'key=' AND task.priority <> 0
+                               ORDER BY task.rate_key LIMIT 1) IS NOT NULL AS has_keys
       FROM unnest(%(queues)s::text[]) AS given (queue_name), (VALUES (false), (true)) AS kind (is_async),
            unnest(%(rates)s::text[] || ''::text) AS rate (rate_key)
 ), level (queue_name, is_async, rate_key, priority) AS (
@@ -712,7 +743,7 @@ WITH RECURSIVE lane AS MATERIALIZED (
     -- A task that may start now is left to the next claim. If that claim does not get it, another worker has used up the
     -- rate: check again after one second.
     SELECT CASE WHEN rate.at > now() THEN rate.at ELSE now() + interval '1 s' END
-      FROM (SELECT rate_key, spent_until + make_interval(secs => seconds) AS at
+      FROM (SELECT rate_key, greatest(spent_until + make_interval(secs => seconds), held_until) AS at
               FROM horsies_rates WHERE rate_key = ANY (%(rates)s::text[])) AS rate
      WHERE EXISTS (SELECT FROM lane
                     CROSS JOIN LATERAL (
@@ -720,9 +751,21 @@ WITH RECURSIVE lane AS MATERIALIZED (
                            WHERE {in_lane} AND task.enqueued_at <= now() AND task.status = 'PENDING'
                            LIMIT 1) AS task
                     WHERE lane.rate_key = rate.rate_key)
+    UNION ALL
+    SELECT (SELECT min(task.enqueued_at) FROM horsies_tasks_live AS task
+             WHERE task.queue_name = kind.queue_name AND task.is_async = kind.is_async
+               AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.enqueued_at > now())
+      FROM lane AS kind WHERE kind.rate_key = '' AND kind.has_keys
+    UNION ALL
+    -- Many keys may come free one after the other. A worker need not wake up for each of them.
+    SELECT greatest((SELECT min(next_at) FROM horsies_keys WHERE next_at > now() AND paused_at IS NULL),
+                    now() + interval '10 ms')
+      FROM lane AS kind WHERE kind.rate_key = '' AND kind.has_keys
+       AND EXISTS (SELECT FROM horsies_keys WHERE next_at > now() AND paused_at IS NULL)
 )
-SELECT extract(epoch FROM greatest(least(min(at), now() + interval '1 day'), now()) - now())::double precision
-  FROM due HAVING min(at) IS NOT NULL;
+SELECT extract(epoch FROM greatest(least(min(at), now() + interval '1 day'), now()) - now())::double precision AS seconds,
+       (SELECT bool_or(has_keys) FROM lane) AS has_keys
+  FROM due;
 
 -- name: watch
 -- Return the state of these tasks, and mark those that have not ended, so that their end is notified. A locked row is about

@@ -13,6 +13,11 @@ WITH task AS (
        SET due_at = due_at - make_interval(secs => %(seconds)s),
            good_until = good_until - make_interval(secs => %(seconds)s)
      WHERE due_at IS NOT NULL OR good_until IS NOT NULL
+), key AS (
+    UPDATE horsies_keys
+       SET spent_until = spent_until - make_interval(secs => %(seconds)s),
+           waits_until = waits_until - make_interval(secs => %(seconds)s),
+           next_at = next_at - make_interval(secs => %(seconds)s)
 ), flow AS (
     UPDATE horsies_workflows SET deadline_at = deadline_at - make_interval(secs => %(seconds)s)
      WHERE deadline_at IS NOT NULL

@@ -198,6 +198,11 @@ async def delete_usage_of_dead(connection: Connection) -> None:
     await connection.execute(SQL["delete_usage_of_dead"])
 
 
+async def sweep_keys(connection: Connection) -> None:
+    """Delete slots and states of keys that are not needed any more."""
+    await connection.execute(SQL["sweep_keys"])
+
+
 # Snapshots of workers and heartbeats of long-running tasks. Both are for people: no code decides anything by them.
 
 

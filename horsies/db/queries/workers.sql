@@ -156,6 +156,25 @@ SELECT pg_notify(horsies_queue_channel(queue_name), '')
   FROM (SELECT DISTINCT unnest(queues) AS queue_name FROM horsies_workers
          WHERE (waiting OR waiting_async) AND lease_expires_at > now() AND EXISTS (SELECT FROM gone)) AS waited_for;
 
+-- name: sweep_keys
+-- Delete the slots of tasks that have ended or were released, and the states of keys that say nothing any more. Workers that wait are
+-- woken if a slot was left behind: whoever ended its task did not look for the next one of the key.
+WITH gone AS (
+    DELETE FROM horsies_key_slots AS left_behind
+     WHERE (left_behind.rate_key, left_behind.task_id, left_behind.claim_seq) IN (
+               SELECT slot.rate_key, slot.task_id, slot.claim_seq FROM horsies_key_slots AS slot
+                WHERE NOT {is_slot_taken} LIMIT 5000 FOR UPDATE SKIP LOCKED)
+    RETURNING left_behind.rate_key
+), forgotten AS (
+    DELETE FROM horsies_keys
+     WHERE rate_key = ANY (ARRAY (SELECT rate_key FROM horsies_keys
+                                   WHERE paused_at IS NULL AND next_at < now() - interval '10 minutes'
+                                   ORDER BY next_at LIMIT 5000 FOR UPDATE SKIP LOCKED))
+)
+SELECT pg_notify(horsies_queue_channel(queue_name), '')
+  FROM (SELECT DISTINCT unnest(queues) AS queue_name FROM horsies_workers
+         WHERE (waiting OR waiting_async) AND lease_expires_at > now() AND EXISTS (SELECT FROM gone)) AS waited_for;
+
 -- name: insert_snapshot
 -- Insert a snapshot of a worker, with the columns of its registration. A worker that was declared dead gets none.
 INSERT INTO horsies_worker_states

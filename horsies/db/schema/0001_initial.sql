@@ -289,12 +289,14 @@ CREATE TABLE horsies_in_flight (
 CREATE INDEX horsies_in_flight_worker ON horsies_in_flight (worker_id);
 
 -- Rate limits. One task may start every `seconds`, and up to `burst` tasks at once after a quiet time. The next task is due
--- `seconds` after `spent_until`. A row with 0 seconds is a limit that was removed.
+-- `seconds` after `spent_until`, and not before `held_until`: a task has raised RateLimited. A row with 0 seconds is a limit
+-- that was removed.
 CREATE TABLE horsies_rates (
     rate_key    text             COLLATE "C" PRIMARY KEY,
     seconds     double precision NOT NULL,
     burst       integer          NOT NULL,
-    spent_until timestamptz      NOT NULL DEFAULT '-infinity'
+    spent_until timestamptz      NOT NULL DEFAULT '-infinity',
+    held_until  timestamptz      NOT NULL DEFAULT '-infinity'
 ) WITH (fillfactor = 50);
 
 -- The running tasks of each key, so that they can be counted without an index on the status of tasks. A slot counts as long as

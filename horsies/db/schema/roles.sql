@@ -74,7 +74,7 @@ GRANT SELECT, INSERT, DELETE, UPDATE (tasks) ON horsies_in_flight TO horsies_wor
 -- It stores the progress and the log lines of its tasks, and deletes the first lines of a task that logs too many.
 GRANT INSERT, UPDATE (claim_seq, done, total, message, at) ON horsies_progress TO horsies_worker;
 GRANT INSERT, DELETE ON horsies_task_logs TO horsies_worker;
-GRANT SELECT, INSERT, UPDATE (seconds, burst, spent_until) ON horsies_rates TO horsies_worker;
+GRANT SELECT, INSERT, UPDATE (seconds, burst, spent_until, held_until) ON horsies_rates TO horsies_worker;
 -- It counts the running tasks and the starts of each key.
 GRANT SELECT, INSERT, DELETE ON horsies_key_slots TO horsies_worker;
 GRANT SELECT, INSERT (rate_key, spent_until, waits_until, next_at), UPDATE (spent_until, waits_until, next_at), DELETE
