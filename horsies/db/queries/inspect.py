@@ -132,6 +132,7 @@ class TaskFilter(NamedTuple):
     name: str | None = None
     code: str | None = None
     q: str | None = None
+    key: str | None = None
 
 
 class PageStart(NamedTuple):

@@ -14,6 +14,9 @@ CASE WHEN %(with_messages)s AND error_code IS NOT NULL THEN left(result, %(shown
 (%(q)s::text IS NULL OR strpos(lower(task_name), lower(%(q)s)) > 0 OR error_code = %(q)s
  OR %(in_arguments)s AND (strpos(kwargs, %(q)s) > 0 OR strpos(args, %(q)s) > 0))
 
+-- fragment: has_key
+(%(key)s::text IS NULL OR rate_key = 'key=' || %(key)s)
+
 -- name: tasks
 -- List tasks, the newest first. The statement reads at most `most` rows and returns those that match the filter. Because the
 -- table is partitioned by `live`, `live >= true` reads the live partition only, and `live >= false` reads all partitions.
@@ -21,7 +24,7 @@ SELECT {listed_columns}
   FROM (SELECT * FROM horsies_tasks
          WHERE live >= %(live_only)s AND id < %(before)s AND id >= %(after)s
          ORDER BY id DESC LIMIT %(most)s) AS newest
- WHERE {matches_filter} AND {has_text}
+ WHERE {matches_filter} AND {has_text} AND {has_key}
  ORDER BY newest.id DESC LIMIT %(limit)s;
 
 -- name: tasks_end
@@ -48,7 +51,7 @@ SELECT {listed_columns}, to_json(ended_at) #>> '{}' AS ended
   FROM (SELECT * FROM ((SELECT *, terminal_at AS ended_at {failed_in_history}) UNION ALL
                        (SELECT *, failed_at AS ended_at {failed_in_live})) AS failed
          ORDER BY ended_at DESC, id DESC LIMIT %(most)s) AS newest
- WHERE {matches_names} AND {has_text}
+ WHERE {matches_names} AND {has_text} AND {has_key}
  ORDER BY newest.ended_at DESC, newest.id DESC LIMIT %(limit)s;
 
 -- name: failed_tasks_end
@@ -144,11 +147,24 @@ SELECT task.id::text AS id, left(task.task_name, 300) AS task_name, left(task.st
        (SELECT min(cluster_wide_cap) FROM serving) AS cluster_limit,
        (SELECT coalesce(sum(tasks), 0) FROM horsies_in_flight WHERE queue_name = '')::bigint AS cluster_in_flight,
        (SELECT extract(epoch FROM rate.spent_until)::double precision + rate.seconds - moment.now
-          FROM horsies_rates AS rate WHERE rate.rate_key = task.rate_key AND rate.seconds > 0) AS rate_allows_in,
+          FROM horsies_rates AS rate WHERE rate.rate_key = coalesce(key.rate_name, task.rate_key) AND rate.seconds > 0)
+           AS rate_allows_in,
+       key.key, key.concurrency AS key_limit,
+       (SELECT count(*) FROM horsies_key_slots AS slot WHERE slot.rate_key = key.lane AND {is_slot_taken})::integer AS key_running,
+       ARRAY (SELECT left(holder.task_name, 100) || ' ' || slot.task_id
+                FROM horsies_key_slots AS slot
+                JOIN horsies_tasks_live AS holder ON holder.id = slot.task_id AND holder.claim_seq = slot.claim_seq
+               WHERE slot.rate_key = key.lane AND holder.status IN ('CLAIMED', 'RUNNING')
+               ORDER BY slot.taken_at LIMIT 3) AS key_holders,
+       (SELECT paused_by FROM horsies_keys AS state WHERE state.rate_key = key.lane AND paused_at IS NOT NULL) AS key_paused_by,
+       (SELECT extract(epoch FROM greatest(waits_until, CASE WHEN key.seconds > 0 THEN
+                   spent_until + make_interval(secs => key.seconds * least(1, coalesce(task.cost, 1))) END))::double precision
+               - moment.now
+          FROM horsies_keys AS state WHERE state.rate_key = key.lane) AS key_allows_in,
        (SELECT count(*) FROM (
             SELECT FROM horsies_tasks_live AS ahead
              WHERE ahead.queue_name = task.queue_name AND ahead.is_async = task.is_async AND ahead.status = 'PENDING'
-               AND ahead.enqueued_at <= now() AND ahead.priority <> 0
+               AND ahead.enqueued_at <= now() AND ahead.priority <> 0 AND (key.lane IS NULL OR ahead.rate_key = key.lane)
                AND (ahead.priority, ahead.enqueued_at, ahead.id) < (task.priority, task.enqueued_at, task.id)
              LIMIT %(most)s) AS ahead)::integer AS ahead,
        (SELECT coalesce(sum(processes), 0) FROM serving)::bigint AS slots,
@@ -160,6 +176,15 @@ SELECT task.id::text AS id, left(task.task_name, 300) AS task_name, left(task.st
        extract(epoch FROM task.unknown_until)::double precision - moment.now AS fails_in,
        moment.now - extract(epoch FROM task.cancel_asked_at)::double precision AS asked_to_stop
   FROM task CROSS JOIN (SELECT extract(epoch FROM now())::double precision AS now) AS moment
+  LEFT JOIN LATERAL (
+       SELECT task.rate_key AS lane, left(substr(task.rate_key, 5), 300) AS key,
+              (SELECT coalesce(known.rate_key, '') FROM horsies_task_definitions AS known
+                WHERE known.task_name = task.task_name) AS rate_name,
+              (SELECT known.key_concurrency FROM horsies_task_definitions AS known
+                WHERE known.task_name = task.task_name) AS concurrency,
+              (SELECT known.key_seconds FROM horsies_task_definitions AS known
+                WHERE known.task_name = task.task_name) AS seconds
+        WHERE task.rate_key >= 'key=' AND task.rate_key < 'key>') AS key ON true
  ORDER BY task.live DESC LIMIT 1;
 
 -- fragment: live_queues

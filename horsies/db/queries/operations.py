@@ -72,6 +72,18 @@ async def resume(connection: Connection, queue_name: str, actor: str) -> bool:
     return await _execute(connection, "resume", queue_name, actor)
 
 
+async def pause_key(connection: Connection, key: str, actor: str) -> bool:
+    """Let no task of a key start; return False if it was paused already."""
+    row = await (await connection.execute(SQL["pause_key"], {"key": key, "actor": actor})).fetchone()
+    return row is not None and bool(row[0])
+
+
+async def resume_key(connection: Connection, key: str, actor: str) -> bool:
+    """Let tasks of a key start again; return False if it was not paused."""
+    row = await (await connection.execute(SQL["resume_key"], {"key": key, "actor": actor})).fetchone()
+    return row is not None and bool(row[0])
+
+
 async def _execute(connection: Connection, action: str, queue_name: str, actor: str) -> bool:
     values = {"queue_name": queue_name, "actor": actor}
     row = await (await connection.execute(SQL[action], values)).fetchone()

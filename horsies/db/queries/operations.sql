@@ -20,6 +20,33 @@ SELECT count(pg_notify('horsies_control', '')) > 0 FROM resumed;
 -- name: suspensions
 SELECT queue_name FROM horsies_suspensions ORDER BY queue_name;
 
+-- name: pause_key
+-- Let no task of a key start. Return false if it was paused already.
+WITH paused AS (
+    INSERT INTO horsies_keys AS known (rate_key, paused_at, paused_by) VALUES ('key=' || %(key)s, now(), %(actor)s)
+    ON CONFLICT (rate_key) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by
+     WHERE known.paused_at IS NULL
+    RETURNING rate_key
+), noted AS (
+    INSERT INTO horsies_actions (actor, action, subject) SELECT %(actor)s, 'pause key', %(key)s FROM paused
+)
+SELECT count(*) > 0 FROM paused;
+
+-- name: resume_key
+-- Let tasks of a key start again, and wake the workers that wait. Return false if the key was not paused.
+WITH resumed AS (
+    UPDATE horsies_keys SET paused_at = NULL, paused_by = NULL
+     WHERE rate_key = 'key=' || %(key)s AND paused_at IS NOT NULL
+    RETURNING rate_key
+), noted AS (
+    INSERT INTO horsies_actions (actor, action, subject) SELECT %(actor)s, 'resume key', %(key)s FROM resumed
+), woken AS (
+    SELECT count(pg_notify(horsies_queue_channel(queue_name), ''))
+      FROM (SELECT DISTINCT unnest(queues) AS queue_name FROM horsies_workers
+             WHERE lease_expires_at > now() AND EXISTS (SELECT FROM resumed)) AS waiting
+)
+SELECT count(*) > 0 FROM resumed CROSS JOIN woken;
+
 -- name: count_failed
 -- Count the failed tasks that match. Tasks of workflows are not requeued one by one.
 SELECT count(*) FROM horsies_tasks_history AS task WHERE status = 'FAILED' AND workflow_id IS NULL AND {is_selected};
@@ -93,7 +120,7 @@ SELECT id, to_json(terminal_at) #>> '{}' FROM horsies_tasks_history AS task
 
 -- name: resend
 INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, timeout_ms, max_retries,
-                                task_options, rate_key)
-SELECT %(new_id)s, task_name, queue_name, is_async, priority, %(kwargs)s, timeout_ms, max_retries, task_options, rate_key
+                                task_options, rate_key, cost)
+SELECT %(new_id)s, task_name, queue_name, is_async, priority, %(kwargs)s, timeout_ms, max_retries, task_options, rate_key, cost
   FROM horsies_tasks WHERE id = %(id)s ORDER BY live DESC LIMIT 1
 RETURNING id::text;

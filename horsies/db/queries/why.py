@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from horsies.units import span
@@ -45,6 +45,12 @@ class WaitingFacts(NamedTuple):
     unknown_for: float | None = None
     fails_in: float | None = None
     asked_to_stop: float | None = None
+    key: str | None = None
+    key_limit: int | None = None
+    key_running: int = 0
+    key_holders: Sequence[str] = ()
+    key_paused_by: str | None = None
+    key_allows_in: float | None = None
 
 
 def reasons_of(facts: WaitingFacts) -> list[str]:
@@ -124,6 +130,9 @@ def _blocking(facts: WaitingFacts) -> Iterator[str]:
             if facts.ahead >= MOST_AHEAD
             else f"{facts.ahead:,} task{'s' if facts.ahead > 1 else ''}"
         )
+        if facts.key is not None:
+            yield f"It is behind {count} of its key; tasks of a key start in their order."
+            return
         yield f"It is behind {count} of its queue; more workers, or a lower priority number for it, would help."
     elif facts.serving and not facts.is_async and facts.running >= facts.slots:
         busy = (
@@ -156,3 +165,19 @@ def _limits(facts: WaitingFacts) -> Iterator[str]:
         )
     if facts.rate_allows_in is not None and facts.rate_allows_in > 0:
         yield f"The rate limit of {facts.task_name} is used up; the next start is allowed in {span(facts.rate_allows_in)}."
+    if facts.key is not None:
+        yield from _limits_of_key(facts, facts.key)
+
+
+def _limits_of_key(facts: WaitingFacts, key: str) -> Iterator[str]:
+    if facts.key_paused_by is not None:
+        yield f"Key {key!r} was paused by {facts.key_paused_by}; `horsies resume --key {key}` lets its tasks start again."
+    if facts.key_limit is not None and facts.key_running >= facts.key_limit:
+        more = facts.key_running - len(facts.key_holders)
+        holders = ", ".join(facts.key_holders) + (f" and {more:,} more" if more > 0 else "")
+        yield (
+            f"{facts.key_running:,} of {facts.key_limit:,} tasks of key {key!r} are running: {holders};"
+            " it starts when one ends, or with a higher key_concurrency."
+        )
+    if facts.key_allows_in is not None and facts.key_allows_in > 0:
+        yield f"Key {key!r} has to wait for its rate; its next task may start in {span(facts.key_allows_in)}."
