@@ -26,6 +26,7 @@ PURPOSES: Mapping[str, Mapping[str, str]] = {
         "failed": "inspect",
         "show": "inspect",
         "why": "inspect",
+        "keys": "inspect",
         "events": "events",
         "top": "inspect",
         "health": "diagnose",

@@ -1,4 +1,4 @@
-"""`horsies info`, `tasks`, `failed`, `show`, `why` and `top`: tables for people, JSON for programs."""
+"""`horsies info`, `tasks`, `failed`, `show`, `why`, `keys` and `top`: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from horsies.codec.results import STORED_SHOWN, error_of, raw, stored_text
 from horsies.db.connection import Connection
 from horsies.db.queries import inspect, operations
 from horsies.db.queries.inspect import Attempt, FullTask, Queue, TaskFilter, TaskRow, Worker
+from horsies.db.queries.keys import MOST_COUNTED, Key
+from horsies.db.queries.keys import keys as read_keys
 from horsies.db.queries.tasks import TaskLogLine, TaskProgress
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, how_to_install
 from horsies.status import TaskStatus
@@ -178,6 +180,7 @@ def worker_row(worker: Worker, running: list[str]) -> dict[str, str]:
 
 @click.command()
 @click.option("--status", type=click.Choice([*TaskStatus], case_sensitive=False), help="Only in this state.")
+@click.option("--key", metavar="KEY", help="Only tasks of this key.")
 @filter_options
 @limit_option
 @as_json_option
@@ -185,6 +188,7 @@ def worker_row(worker: Worker, running: list[str]) -> dict[str, str]:
 @database_options
 def tasks(
     status: str | None,
+    key: str | None,
     limit: int,
     as_json: bool,
     redact: tuple[str, ...],
@@ -192,7 +196,7 @@ def tasks(
     **filters: str | None,
 ) -> None:
     """List the tasks that were sent last, newest first."""
-    found = _search(TaskFilter(status, **filters), limit, redact, database)
+    found = _search(TaskFilter(status, key=key, **filters), limit, redact, database)
     _print_tasks(found, as_json, task_row)
 
 
@@ -366,6 +370,36 @@ def why(task_id: UUID, as_json: bool, database: Database) -> None:
         return
     for sentence in found:
         click.echo(sentence)
+
+
+@click.command()
+@click.option("--busiest", is_flag=True, help="The keys with most running tasks first.")
+@limit_option
+@as_json_option
+@database_options
+def keys(busiest: bool, limit: int, as_json: bool, database: Database) -> None:
+    """List the keys that have waited longest, those that run most tasks, and those that are paused."""
+    found = database.ask(lambda connection: read_keys(connection, limit, busiest=busiest))
+    if as_json:
+        print_json({"keys": [key._asdict() for key in found]})
+        return
+    if not found:
+        click.echo("no task with a key is running or waiting")
+    print_table([_key_row(key) for key in found], right=["running", "waiting", "oldest"])
+
+
+def _key_row(key: Key) -> dict[str, str]:
+    state = "" if key.paused_by is None else f"paused by {key.paused_by}"
+    if not state and key.allowed_in is not None:
+        state = f"next start in {span(key.allowed_in)}"
+    more = "+" if key.waiting >= MOST_COUNTED else ""
+    return {
+        "key": key.key,
+        "running": f"{key.running:,}",
+        "waiting": f"{key.waiting:,}{more}",
+        "oldest": "" if key.oldest_seconds is None else span(key.oldest_seconds),
+        "state": state,
+    }
 
 
 def no_such_task(task_id: UUID) -> HorsiesError:

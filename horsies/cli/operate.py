@@ -25,28 +25,44 @@ from horsies.db.connection import Connection
 from horsies.db.queries import operations, retention
 from horsies.db.queries.operations import ALL_QUEUES, Selection
 from horsies.db.queries.retention import Old
+from horsies.keys import key_text
 from horsies.logs import counted
 
 _queue_option = click.option("--queue", metavar="QUEUE", help="Only this queue.")
 
 
+_key_option = click.option("--key", metavar="KEY", help="Only this key.")
+
+
 @click.command()
 @_queue_option
+@_key_option
 @database_options
-def pause(queue: str | None, database: Database) -> None:
-    """Pause all queues, or one: no task is claimed from them; running tasks continue.
+def pause(queue: str | None, key: str | None, database: Database) -> None:
+    """Pause all queues, or one queue or key: none of its tasks is claimed; running tasks continue.
 
-    A queue stays paused until `horsies resume`, also across restarts.
+    It stays paused until `horsies resume`, also across restarts.
     """
+    _refuse_both(queue, key)
+    if key is not None:
+        is_new = database.ask(lambda connection: operations.pause_key(connection, key, actor()))
+        click.echo(f"key {key}: {'paused' if is_new else 'paused already'}")
+        return
     is_new = database.ask(lambda connection: operations.suspend(connection, queue or ALL_QUEUES, actor()))
     click.echo(f"{_named(queue)}: {'paused' if is_new else 'paused already'}")
 
 
 @click.command()
 @_queue_option
+@_key_option
 @database_options
-def resume(queue: str | None, database: Database) -> None:
-    """Resume paused queues: workers claim from them again."""
+def resume(queue: str | None, key: str | None, database: Database) -> None:
+    """Resume paused queues, or a paused key: workers claim from them again."""
+    _refuse_both(queue, key)
+    if key is not None:
+        was_paused = database.ask(lambda connection: operations.resume_key(connection, key, actor()))
+        click.echo(f"key {key}: {'resumed' if was_paused else 'not paused'}")
+        return
 
     async def work(connection: Connection) -> tuple[bool, list[str]]:
         resumed = await operations.resume(connection, queue or ALL_QUEUES, actor())
@@ -57,6 +73,17 @@ def resume(queue: str | None, database: Database) -> None:
     if left:
         names = ", ".join("all queues" if name == ALL_QUEUES else name for name in left)
         click.echo(f"still paused: {names}")
+
+
+def _refuse_both(queue: str | None, key: str | None) -> None:
+    """Refuse a queue together with a key, and a text that cannot be a key."""
+    if queue is not None and key is not None:
+        raise click.UsageError("give --queue or --key, not both: a key is the same in all queues")
+    if key is not None:
+        try:
+            key_text(key)
+        except ValueError as error:
+            raise click.UsageError(f"--key {error}") from error
 
 
 def _named(queue: str | None) -> str:
