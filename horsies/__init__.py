@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # for type checkers; `X as X` marks a name as public
     from horsies.errors import HorsiesError as HorsiesError
     from horsies.errors import MultipleValidationErrors as MultipleValidationErrors
     from horsies.errors import RateLimited as RateLimited
-    from horsies.errors import RateLimited as RateLimited
     from horsies.errors import ResultUnavailable as ResultUnavailable
     from horsies.errors import SendError as SendError
     from horsies.errors import TaskCancelled as TaskCancelled

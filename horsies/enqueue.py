@@ -315,7 +315,9 @@ def lane_of_node(task: TaskDefinition, key: str | int | None, kwargs: Mapping[st
         parameter = task.signature.parameters[task.key]
         value = kwargs.get(task.key, parameter.default)
         if value is parameter.empty:
-            raise InvalidSend(f"the key of task {task.name!r} is its argument {task.key!r}, which is not known yet")
+            raise InvalidSend(
+                f"the key of task {task.name!r} is its argument {task.key!r}, which is not known yet"
+            )
         key = value
     return key_columns(replace(task, cost=None), key, (), kwargs)["rate_key"]
 

@@ -690,7 +690,11 @@ class RateLimited(Exception):
 
     def __init__(self, after: float | timedelta) -> None:
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        if isinstance(seconds, bool) or not isinstance(cast(object, seconds), int | float) or not 0 <= seconds <= MAX_WAIT_SECONDS:
+        if (
+            isinstance(seconds, bool)
+            or not isinstance(cast(object, seconds), int | float)
+            or not 0 <= seconds <= MAX_WAIT_SECONDS
+        ):
             raise ValueError(f"after is {after!r}; use 0 to a year, in seconds or as a timedelta")
         super().__init__(after)  # so that the exception can be pickled
         self.seconds = float(seconds)

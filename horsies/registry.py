@@ -534,7 +534,9 @@ def _key_problems(
                 remedy = f"name a parameter of the task ({known}), or pass a function of its arguments"
                 yield wrong(f"has {option}={given!r}, and no parameter of that name", remedy)
         elif given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
-            yield wrong(f"has {option}={given!r}", "name a parameter, or pass a plain function of the arguments")
+            yield wrong(
+                f"has {option}={given!r}", "name a parameter, or pass a plain function of the arguments"
+            )
     concurrency, rate = options["key_concurrency"], options["key_rate"]
     if concurrency is not None and not is_whole_number(concurrency, 1, MAX_KEY_CONCURRENCY):
         yield wrong(

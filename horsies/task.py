@@ -354,7 +354,7 @@ class BaseTask(Sender[P, T]):
         timeout: Duration | None = None,
         retry_policy: RetryPolicy | None = None,
         node_id: str | None = None,
-        key: str | int | None = None,
+        task_key: str | int | None = None,
     ) -> NodeBuilder[P, T]: ...
     @overload
     def node(self, *args: P.args, **kwargs: P.kwargs) -> TaskNode[T]: ...

@@ -133,12 +133,14 @@ class KeyWalk:
         self.is_unfinished = False  # the last walk found nothing, and there are more keys
         self.has_tasks_with_keys = False  # of those that the worker knows
         self._expected_until = 0.0
-        self._look_at = 0.0
+        self._look_at: float | None = None
         self._served: dict[tuple[str, bool], str] = {}
 
     def is_due(self, now: float) -> bool:
-        """Return True if the next claim should look for keys."""
-        return now >= self._look_at
+        """Return True if the next claim should look for keys. Without a reason to expect some, not the first claim."""
+        if self._look_at is None and not self.is_expected(now):
+            self._look_at = now + UNEXPECTED_SECONDS
+        return self._look_at is None or now >= self._look_at
 
     def is_expected(self, now: float) -> bool:
         """Return True if there may be tasks with keys: the worker knows such tasks, or has seen one lately."""
@@ -151,7 +153,7 @@ class KeyWalk:
     def look_soon(self, now: float) -> None:
         """Look at the next claim, because a task may have been sent or a slot freed; unless no keys are expected."""
         if self.is_expected(now):
-            self._look_at = 0.0
+            self._look_at = None
 
     def lane(self, queue_name: str, is_async: bool, room: int) -> KeyLane:
         """Return where to look for keys of a queue."""
@@ -203,7 +205,7 @@ class Claimer:
         self._batch = max_claim_batch or NO_LIMIT
         self._last_keys: dict[LaneKey, Key] = {}
         self._rewind_at = 0.0
-        self._passes = 0
+        self._passes = self._looks = 0
         self._was_rewound = True
         self._suspended: frozenset[str] = frozenset()
         # Queues and names of tasks that this worker does not know and another live worker does.
@@ -250,7 +252,7 @@ class Claimer:
                 for queue in queues
                 if not self._suspended & {queue, ALL_QUEUES}
                 for is_async, pool in self._pool_of.items()
-                for rate_key in ("", *self.rates, None)
+                for rate_key in ("", *self.rates)
             ]
             for queues in self._queues
         ]
@@ -268,8 +270,8 @@ class Claimer:
         looks = self.keys.is_due(now)
         lanes = [
             Lane(*lane, room_of[lane.pool], *self._last_keys.get(lane, START))
-            for lane in (self._rotate() if ceiling else ())
-            if lane.pool in room_of and (looks or lane.rate_key is not None)
+            for lane in (self._rotate(looks) if ceiling else ())
+            if lane.pool in room_of
         ]
         # Keys that wait for an idle child come first if there is none: then nothing is claimed ahead of them.
         lanes.sort(key=lambda lane: lane.rate_key is not None or idle_of[lane.pool] > 0)
@@ -313,13 +315,19 @@ class Claimer:
         self._last_keys.clear()
         return not self._was_rewound
 
-    def _rotate(self) -> list[LaneKey]:
-        """Return all lanes, those of the most urgent queues first; each level is rotated by one at every call."""
+    def _rotate(self, with_keys: bool) -> list[LaneKey]:
+        """Return all lanes, those of the most urgent queues first; each level is rotated by one at every call.
+
+        With keys, the lanes of keys come before the others of their level at every second call, and after them at the others.
+        """
         self._passes += 1
         lanes: list[LaneKey] = []
         for level in self._levels:
             first = self._passes % len(level)
-            lanes += level[first:] + level[:first]
+            others = level[first:] + level[:first]
+            of_keys = [lane._replace(rate_key=None) for lane in others if lane.rate_key == ""] if with_keys else []
+            lanes += others + of_keys if self._looks % 2 else of_keys + others
+        self._looks += with_keys
         return lanes
 
 

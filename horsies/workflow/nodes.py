@@ -147,7 +147,7 @@ class TaskNode(NodeWithInputs[T_co]):
     timeout_ms: int | timedelta | None = field(default=None, kw_only=True)
     timeout: Duration | None = field(default=None, kw_only=True)
     retry_policy: RetryPolicy | None = field(default=None, kw_only=True)
-    key: str | int | None = field(default=None, kw_only=True)
+    task_key: str | int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _require_task(self.fn, "TaskNode(fn=…)")
@@ -180,7 +180,7 @@ class MapNode(Node[list[T]], Generic[T]):
     over: Node[Any] | None = None
     param: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    key: str | int | None = None
+    task_key: str | int | None = None
 
     def __post_init__(self) -> None:
         _require_task(self.fn, "map_node")
@@ -219,17 +219,17 @@ def map_node(
     kwargs: Mapping[str, Any] | None = None,
     waits_for: Sequence[AnyNode] = (),
     node_id: str | None = None,
-    key: str | int | None = None,
+    task_key: str | int | None = None,
 ) -> MapNode[T]:
     """Run a task for each item of an upstream list. The value is the list of their values, in order; or their first error.
 
     The item is passed as `param`, or as the only parameter that has no argument yet. In a `chain`, `over` is the step before
-    unless it is given. All items have the same key.
+    unless it is given. With `task_key`, all items have this key.
 
     >>> pages = map_node(fetch_page, over=list_urls)
     """
     sources = waits_for if over is None else (*waits_for, over)
-    return MapNode(task, over, param, dict(kwargs or {}), key, waits_for=sources, node_id=node_id)
+    return MapNode(task, over, param, dict(kwargs or {}), task_key, waits_for=sources, node_id=node_id)
 
 
 def sleep_node(

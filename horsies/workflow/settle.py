@@ -39,11 +39,15 @@ from horsies.workflow.advance import (
 
 logger = logging.getLogger("horsies.workflows")
 
-PREPARED = workflows.PREPARED | {
-    "settle_and_claim": prepared_form(
-        "plain_settle_and_claim", tasks.SQL["settle_and_claim"], tasks.SETTLE_AND_CLAIM_TYPES
-    ),
-} | tasks.PREPARED
+PREPARED = (
+    workflows.PREPARED
+    | {
+        "settle_and_claim": prepared_form(
+            "plain_settle_and_claim", tasks.SQL["settle_and_claim"], tasks.SETTLE_AND_CLAIM_TYPES
+        ),
+    }
+    | tasks.PREPARED
+)
 
 CASE_NOT_MET = (
     '{"error_code":{"__builtin_task_code__":"WORKFLOW_SUCCESS_CASE_NOT_MET"},'

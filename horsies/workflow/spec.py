@@ -642,7 +642,7 @@ def _columns_by_kind(entry: Entry, spec: WorkflowSpec[Any], task_id: UUID) -> di
         case MapNode():
             over = as_map(entry).over
             source = next(each.index for each in spec.entries if each.node is over)
-            columns = _columns_of(as_map(entry).fn.definition, entry, spec, as_map(entry).key)
+            columns = _columns_of(as_map(entry).fn.definition, entry, spec, as_map(entry).task_key)
             return columns | {"kind": Kind.MAP, "args_from": {map_param(entry) or "": source}}
         case GatherNode():
             return _internal_task_columns(GATHER, spec, task_id)
@@ -662,7 +662,7 @@ def _task_columns(
     if node.retry_policy is not None:
         policy = take_errors(node.retry_policy, definition.retry_policy)
         definition = replace(definition, retry_policy=policy)
-    columns = _columns_of(definition, entry, spec, node.key)
+    columns = _columns_of(definition, entry, spec, node.task_key)
     return columns | {
         "task_id": task_id,
         "queue_name": node.queue or columns["queue_name"],

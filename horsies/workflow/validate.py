@@ -150,7 +150,7 @@ def check_node(entry: Entry, graph: Graph, queues: Collection[str] | None, redac
             yield from _check_names_of_arguments(entry, signature, {**node.kwargs, **node.args_from})
             yield from _check_types_of_sources(entry, graph, signature.parameters)
             yield from _check_values(entry, signature, redactor)
-            yield from _check_key(entry, node.fn.definition, node.key, redactor)
+            yield from _check_key(entry, node.fn.definition, node.task_key, redactor)
             yield from _check_options(entry, node, queues)
         case SubWorkflowNode():
             yield from _check_build_with(entry, node, graph)
@@ -283,9 +283,7 @@ def _check_values(entry: Entry, signature: Signature, redactor: Redactor) -> Err
         )
 
 
-def _check_key(
-    entry: Entry, definition: TaskDefinition, key: str | int | None, redactor: Redactor
-) -> Errors:
+def _check_key(entry: Entry, definition: TaskDefinition, key: str | int | None, redactor: Redactor) -> Errors:
     """Check that the key of a node can be computed now, before the results of other nodes are known."""
     try:
         lane_of_node(definition, key, entry.kwargs)
@@ -293,7 +291,7 @@ def _check_key(
         yield wrong(
             ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,
             f"{entry}: {redactor.scrub_call(str(error), entry.kwargs)}",
-            "pass the argument as a plain value, or give the node a key: node(key=…)",
+            "pass the argument as a plain value, or give the node a key: node(task_key=…)",
         )
 
 
@@ -399,7 +397,7 @@ def _check_map(entry: Entry, node: MapNode[Any], redactor: Redactor) -> Errors:
         )
     yield from _check_names_of_arguments(entry, signature, {**node.kwargs, param: None})
     yield from _check_values(entry, signature, redactor)
-    yield from _check_key(entry, node.fn.definition, node.key, redactor)
+    yield from _check_key(entry, node.fn.definition, node.task_key, redactor)
     if node.over is None:
         yield wrong(
             ErrorCode.WORKFLOW_MISSING_REQUIRED_PARAMS,

@@ -67,9 +67,7 @@ def ended(db: Db) -> int:
 
 
 @pytest.mark.parametrize("name", ["serve", "serve_async"])
-def test_two_workers_run_at_most_two_tasks_of_a_key_at_once(
-    workplace: Workplace, db: Db, name: str
-) -> None:
+def test_two_workers_run_at_most_two_tasks_of_a_key_at_once(workplace: Workplace, db: Db, name: str) -> None:
     workplace.write(URL + APP)
     task = getattr(workplace.load(), name)
     for worker in [workplace.start("--processes=3", ready=False) for _ in range(2)]:
@@ -99,7 +97,10 @@ def test_a_key_with_a_backlog_delays_another_key_by_one_turn(workplace: Workplac
 def test_a_key_of_a_send_is_found_although_the_worker_knows_no_task_with_keys(
     workplace: Workplace, db: Db
 ) -> None:
-    workplace.write(URL + 'app = Horsies(AppConfig.for_database_url(URL))\n@app.task("plain")\ndef plain() -> int:\n    return 1\n')
+    workplace.write(
+        URL
+        + 'app = Horsies(AppConfig.for_database_url(URL))\n@app.task("plain")\ndef plain() -> int:\n    return 1\n'
+    )
     tasks = workplace.load()
     workplace.start("--processes=1")
 

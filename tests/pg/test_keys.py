@@ -16,7 +16,9 @@ from tests.pg.hands import ERR, Hands
 Db = psycopg.Connection[dict[str, Any]]
 
 
-def limit(db: Db, concurrency: int | None = 1, name: str = "task", rate: tuple[float, int] | None = None) -> None:
+def limit(
+    db: Db, concurrency: int | None = 1, name: str = "task", rate: tuple[float, int] | None = None
+) -> None:
     """Store what a worker says of a task when it starts."""
     seconds, burst = rate or (None, None)
     db.execute(
@@ -176,7 +178,9 @@ def test_the_limit_of_the_next_task_counts(hands: Hands, db: Db) -> None:
 
 def test_a_key_is_never_taken_for_a_rate_and_a_rate_never_for_a_key(hands: Hands, db: Db) -> None:
     limit(db, 1)
-    db.execute("INSERT INTO horsies_tasks (task_name, rate_key) VALUES ('call', 'call'), ('key', 'key'), ('z', 'z')")
+    db.execute(
+        "INSERT INTO horsies_tasks (task_name, rate_key) VALUES ('call', 'call'), ('key', 'key'), ('z', 'z')"
+    )
     insert(db, "call")
 
     assert keys(hands.claim_keys()) == ["call"]
@@ -395,14 +399,18 @@ def test_a_refused_request_holds_the_whole_lane(hands: Hands, db: Db, by_rate: b
     limit(db, 1)
     if by_rate:
         db.execute("INSERT INTO horsies_rates (rate_key, seconds, burst) VALUES ('call', 0.001, 1)")
-        db.execute("INSERT INTO horsies_tasks (task_name, rate_key) VALUES ('call', 'call'), ('call', 'call')")
+        db.execute(
+            "INSERT INTO horsies_tasks (task_name, rate_key) VALUES ('call', 'call'), ('call', 'call')"
+        )
         claim = lambda: hands.claim(pids=[1], rates=["call"])  # noqa: E731
     else:
         insert(db, "a", 1, age=60)
         insert(db, "a", 1)
         claim = hands.claim_keys
     (task,) = claim()
-    refused = Failure(task.id, task.claim_seq, ERR, "X", None, delay_seconds=500.0, snoozed=True, holds_lane=True)
+    refused = Failure(
+        task.id, task.claim_seq, ERR, "X", None, delay_seconds=500.0, snoozed=True, holds_lane=True
+    )
 
     assert hands.store([refused]) == {task.id: True}
 

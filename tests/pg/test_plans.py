@@ -22,7 +22,8 @@ PENDING, RUNNING, DAYS = 20_000, 50, 4
 WORKER = UUID(int=1)
 SINCE = "2000-01-01"
 KEY, CLAIM, EXPIRY = "horsies_tasks_live_pkey", "horsies_tasks_live_claim", "horsies_tasks_live_expiry"
-FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until"}
+KEYED = "horsies_tasks_live_keyed"
+FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until", KEYED: "queue_name"}
 
 _LANE = {"pool": 0, "queue_name": "default", "is_async": False, "rate_key": "", "quota": 100}
 _FROM_THE_START = {"priority": 0, "enqueued_at": SINCE, "id": str(UUID(int=0))}
@@ -59,6 +60,13 @@ VALUES: Mapping[str, Any] = {
     "fail": True,
     "claimed_seconds": 1.0,
     "quarantine_seconds": 1.0,
+    "key_lanes": json.dumps([{"queue_name": "default", "is_async": False, "room": 10, "after": ""}]),
+    "steps": 100,
+    "rate_keys": ["key=a"],
+    "key": "a",
+    "most": 100,
+    "read": 100,
+    "busiest": False,
 }
 
 _SEND = "INSERT INTO horsies_tasks_live (task_name) SELECT 'add' FROM generate_series(1, %s)"
@@ -93,6 +101,10 @@ def busy_url(quiet_url: str) -> Iterator[str]:
     [
         ("tasks", "settle_and_claim", {KEY, CLAIM}),
         ("tasks", "settle_and_claim_within", {KEY, CLAIM}),
+        ("tasks", "lock_keys", {KEY, CLAIM}),
+        ("tasks", "settle_and_claim_keyed", {KEY, CLAIM}),
+        ("tasks", "wake_for_keys", {CLAIM}),
+        ("keys", "key", {KEY, CLAIM, f"{CLAIM}, from its start"}),
         ("tasks", "start", {KEY}),
         ("tasks", "fail", {KEY}),
         ("tasks", "give_back", {KEY}),
@@ -100,7 +112,7 @@ def busy_url(quiet_url: str) -> Iterator[str]:
         ("cancellation", "cancel", {KEY}),
         ("tasks", "expire", {KEY, EXPIRY}),
         # The first row by expiry is one step into that index.
-        ("tasks", "next_due", {CLAIM, f"{EXPIRY}, from its start"}),
+        ("tasks", "next_due", {CLAIM, KEYED, f"{EXPIRY}, from its start"}),
         ("tasks", "watch", {KEY}),
         ("tasks", "look", {KEY}),
         ("inspect", "task", {KEY}),
@@ -124,7 +136,12 @@ BY_KEY = [
     ("workflows", "complete"),
     ("workflows", "complete_and_load"),
 ]
-CLAIMS = [("tasks", "settle_and_claim"), ("tasks", "settle_and_claim_within")]
+CLAIMS = [
+    ("tasks", "settle_and_claim"),
+    ("tasks", "settle_and_claim_within"),
+    ("tasks", "lock_keys"),
+    ("tasks", "settle_and_claim_keyed"),
+]
 
 
 @pytest.mark.parametrize("known", [0, 1, 30, 3_000])

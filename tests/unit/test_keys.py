@@ -41,7 +41,9 @@ def twice(customer: str, size: float) -> float:
     return size * 2
 
 
-def columns(task: BaseTask[..., Any], *args: Any, options: TaskSendOptions | None = None, **kwargs: Any) -> Any:
+def columns(
+    task: BaseTask[..., Any], *args: Any, options: TaskSendOptions | None = None, **kwargs: Any
+) -> Any:
     request = SendRequest(task.definition, options or TaskSendOptions(), task.broker)
     (row,) = request.rows([(args, kwargs)])
     return row.rate_key, row.cost
@@ -146,9 +148,7 @@ def test_a_key_of_a_send_that_cannot_be_fails_it(app: Horsies) -> None:
             columns(define(app), "a", options=TaskSendOptions(key=key))  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize(
-    ("cost", "size", "expected"), [("size", 2.5, 2.5), (twice, 2.0, 4.0)]
-)
+@pytest.mark.parametrize(("cost", "size", "expected"), [("size", 2.5, 2.5), (twice, 2.0, 4.0)])
 def test_the_cost_is_stored_with_the_task(app: Horsies, cost: Any, size: float, expected: float) -> None:
     task = define(app, key="customer", key_rate="10/m", cost=cost)
     assert columns(task, "a", size) == ("key=a", expected)

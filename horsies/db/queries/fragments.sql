@@ -7,9 +7,10 @@ task.id = ANY (ARRAY (SELECT CAST(left(call, 36) AS uuid) FROM given, jsonb_obje
 AND (SELECT by_call FROM given) ? (task.id || '/' || task.claim_seq)
 
 -- fragment: is_slot_taken
--- True for a slot whose task still has it.
-EXISTS (SELECT FROM horsies_tasks_live AS task
-         WHERE task.id = slot.task_id AND task.claim_seq = slot.claim_seq AND task.status IN ('CLAIMED', 'RUNNING'))
+-- True for a slot whose task still has it. A scalar subquery, not EXISTS: the planner could turn that into a join that begins
+-- with the whole live table.
+coalesce((SELECT task.status IN ('CLAIMED', 'RUNNING') FROM horsies_tasks_live AS task
+           WHERE task.id = slot.task_id AND task.claim_seq = slot.claim_seq LIMIT 1), false)
 
 -- fragment: complete
 -- Complete tasks. A task that is no longer ours is not settled: its result is dropped. Nor is one that was cancelled: `fail`

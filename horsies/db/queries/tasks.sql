@@ -763,7 +763,8 @@ WITH RECURSIVE lane AS MATERIALIZED (
       FROM lane AS kind WHERE kind.rate_key = '' AND kind.has_keys
        AND EXISTS (SELECT FROM horsies_keys WHERE next_at > now() AND paused_at IS NULL)
 )
-SELECT extract(epoch FROM greatest(least(min(at), now() + interval '1 day'), now()) - now())::double precision AS seconds,
+SELECT CASE WHEN min(at) IS NOT NULL THEN
+           extract(epoch FROM greatest(least(min(at), now() + interval '1 day'), now()) - now())::double precision END AS seconds,
        (SELECT bool_or(has_keys) FROM lane) AS has_keys
   FROM due;
 

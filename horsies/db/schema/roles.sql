@@ -76,7 +76,7 @@ GRANT INSERT, UPDATE (claim_seq, done, total, message, at) ON horsies_progress T
 GRANT INSERT, DELETE ON horsies_task_logs TO horsies_worker;
 GRANT SELECT, INSERT, UPDATE (seconds, burst, spent_until, held_until) ON horsies_rates TO horsies_worker;
 -- It counts the running tasks and the starts of each key.
-GRANT SELECT, INSERT, DELETE ON horsies_key_slots TO horsies_worker;
+GRANT SELECT, INSERT, DELETE, UPDATE (taken_at) ON horsies_key_slots TO horsies_worker;
 GRANT SELECT, INSERT (rate_key, spent_until, waits_until, next_at), UPDATE (spent_until, waits_until, next_at), DELETE
    ON horsies_keys TO horsies_worker;
 GRANT INSERT, UPDATE ON horsies_task_definitions TO horsies_worker;
@@ -140,7 +140,7 @@ GRANT DELETE, UPDATE (paused_at, next_run_at, error, error_at, updated_at) ON ho
    TO horsies_operator;
 -- And pauses, resumes, cancels, signals and repairs workflows, which may send tasks.
 GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, good_until, timeout_ms, max_retries, task_options,
-              rate_key, workflow_id, workflow_index)
+              rate_key, cost, workflow_id, workflow_index)
    ON horsies_tasks_live TO horsies_operator;
 GRANT UPDATE (awaited) ON horsies_workflows TO horsies_operator;
 GRANT EXECUTE ON FUNCTION horsies_start_workflow TO horsies_operator;
