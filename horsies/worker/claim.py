@@ -325,7 +325,9 @@ class Claimer:
         for level in self._levels:
             first = self._passes % len(level)
             others = level[first:] + level[:first]
-            of_keys = [lane._replace(rate_key=None) for lane in others if lane.rate_key == ""] if with_keys else []
+            of_keys = (
+                [lane._replace(rate_key=None) for lane in others if lane.rate_key == ""] if with_keys else []
+            )
             lanes += others + of_keys if self._looks % 2 else of_keys + others
         self._looks += with_keys
         return lanes

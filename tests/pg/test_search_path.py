@@ -188,6 +188,8 @@ CALLS = (
     "SELECT horsies_delete_history(ARRAY[gen_random_uuid()], ARRAY[now()])",
     "SELECT horsies_send('add', idempotency_key => 'k')",
     "SELECT horsies_send('add', idempotency_key => 'k')",
+    "SELECT horsies_lane(ROW ('a', 'q', 1, false, 0, NULL, NULL, now(), '', 'x', 1, 1, 1)::horsies_task_definitions,"
+    " '{\"x\": 7}')",
     "SELECT horsies_new_id(), horsies_queue_channel('q'), horsies_queue_channel(repeat('q', 90)), horsies_time_bounds(),"
     " horsies_node_result('SKIPPED', NULL, 1), horsies_node_result('COMPLETED', '1', 1), horsies_histogram('{1, 2}'),"
     " horsies_add('{1, 2}', '{3, 4}')",

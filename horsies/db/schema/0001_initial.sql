@@ -866,12 +866,17 @@ $function$,
 -- the arguments.
 $function$
 CREATE FUNCTION {schema}.horsies_lane(known {schema}.horsies_task_definitions, kwargs jsonb) RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN known.key_source IS NULL THEN coalesce(known.rate_key, '')
-                WHEN jsonb_typeof(kwargs -> known.key_source) IN ('string', 'number')
-                     AND length(kwargs ->> known.key_source) BETWEEN 1 AND 200
-                THEN 'key=' || (kwargs ->> known.key_source) END
-$$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF known.key_source IS NULL THEN
+        RETURN coalesce(known.rate_key, '');
+    END IF;
+    IF jsonb_typeof(kwargs -> known.key_source) IN ('string', 'number')
+       AND length(kwargs ->> known.key_source) BETWEEN 1 AND 200 THEN
+        RETURN 'key=' || (kwargs ->> known.key_source);
+    END IF;
+    RETURN NULL;
+END $$
 $function$,
 
 -- Send a task from plain SQL, a trigger or another language: SELECT horsies_send('task', '{"x": 1}').
