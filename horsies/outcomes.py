@@ -67,13 +67,10 @@ def error_of(task: TaskDefinition, config: AppConfig, error: BaseException) -> t
 
 def unwrapped(error: BaseException) -> BaseException:
     """Return the exception that a task group has wrapped, if it has wrapped one; else the exception itself."""
-    inner = error
-    while isinstance(inner, BaseExceptionGroup):
-        held = cast("BaseExceptionGroup[BaseException]", inner).exceptions
-        if len(held) != 1:
-            break
-        inner = held[0]
-    return inner
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    held = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return unwrapped(held[0]) if len(held) == 1 else error
 
 
 def _stated_error(error: BaseException) -> TaskError | None:
