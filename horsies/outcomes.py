@@ -67,10 +67,12 @@ def error_of(task: TaskDefinition, config: AppConfig, error: BaseException) -> t
 
 def unwrapped(error: BaseException) -> BaseException:
     """Return the exception that a task group has wrapped, if it has wrapped one; else the exception itself."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    held = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    held = cast("BaseExceptionGroup[BaseException]", error).exceptions if _is_group(error) else ()
     return unwrapped(held[0]) if len(held) == 1 else error
+
+
+def _is_group(error: BaseException) -> bool:
+    return isinstance(error, BaseExceptionGroup)
 
 
 def _stated_error(error: BaseException) -> TaskError | None:
