@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for type checkers; `X as X` marks a name as public
     from horsies.errors import RateLimited as RateLimited
     from horsies.errors import ResultUnavailable as ResultUnavailable
     from horsies.errors import SendError as SendError
+    from horsies.errors import SignalTimeout as SignalTimeout
     from horsies.errors import TaskCancelled as TaskCancelled
     from horsies.errors import TaskExpired as TaskExpired
     from horsies.errors import TaskFailed as TaskFailed
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # for type checkers; `X as X` marks a name as public
     from horsies.errors import WorkflowContextMissingIdError as WorkflowContextMissingIdError
     from horsies.errors import WorkflowValidationError as WorkflowValidationError
     from horsies.events import Event as Event
+    from horsies.handle import StepInfo as StepInfo
     from horsies.handle import TaskHandle as TaskHandle
     from horsies.middleware import log_context as log_context
     from horsies.registry import ChildProcessStartHook as ChildProcessStartHook
@@ -116,7 +118,9 @@ if TYPE_CHECKING:  # for type checkers; `X as X` marks a name as public
     from horsies.status import WorkflowStartErrorCode as WorkflowStartErrorCode
     from horsies.status import WorkflowStatus as WorkflowStatus
     from horsies.status import WorkflowTaskStatus as WorkflowTaskStatus
+    from horsies.task_context import AsyncCurrentTask as AsyncCurrentTask
     from horsies.task_context import CurrentTask as CurrentTask
+    from horsies.task_context import current_async_task as current_async_task
     from horsies.task_context import current_task as current_task
     from horsies.workflow.context import WorkflowContext as WorkflowContext
     from horsies.workflow.context import WorkflowMeta as WorkflowMeta
@@ -154,16 +158,16 @@ _NAMES = {
         "AppConfig CustomQueueConfig PayloadPolicy PostgresConfig Queue QueueMode RecoveryConfig "
         "RetentionConfig WorkerConfig WorkerResilienceConfig"
     ),
-    "horsies.task_context": "CurrentTask current_task",
+    "horsies.task_context": "AsyncCurrentTask CurrentTask current_async_task current_task",
     "horsies.db.queries.tasks": "TaskLogLine TaskProgress",
     "horsies.enqueue": "TaskSendOptions",
     "horsies.errors": (
-        "DatabaseError ErrorCode HorsiesError MultipleValidationErrors RateLimited ResultUnavailable SendError TaskCancelled "
-        "TaskExpired TaskFailed TaskFailure TaskNotFound TaskTimeout UnwrapError ValidationReport "
+        "DatabaseError ErrorCode HorsiesError MultipleValidationErrors RateLimited ResultUnavailable SendError SignalTimeout "
+        "TaskCancelled TaskExpired TaskFailed TaskFailure TaskNotFound TaskTimeout UnwrapError ValidationReport "
         "WorkflowContextMissingIdError WorkflowValidationError"
     ),
     "horsies.events": "Event",
-    "horsies.handle": "TaskHandle",
+    "horsies.handle": "StepInfo TaskHandle",
     "horsies.middleware": "log_context",
     "horsies.registry": "ChildProcessStartHook",
     "horsies.result": (

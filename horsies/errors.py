@@ -729,3 +729,20 @@ class TaskFailure(Exception):
 
     def __str__(self) -> str:
         return str(self.code) if self.message is None else f"{self.code}: {self.message}"
+
+
+class SignalTimeout(TaskFailure):
+    """A task has waited for a signal until its time was up.
+
+    >>> try:
+    ...     approval = t.wait_for("approved", Approval, timeout=86_400)
+    ... except SignalTimeout:
+    ...     t.step("decline", decline, order)
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(OutcomeCode.SIGNAL_TIMEOUT, f"the signal {name!r} was not given in time")
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:  # its arguments are not those of the base class
+        return SignalTimeout, (self.name,)

@@ -45,6 +45,25 @@ async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
         return False
 
 
+def is_on_loop() -> bool:
+    """Return True if an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits for an event loop."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value
+    work.close()
+    raise RuntimeError("a coroutine that should not wait has waited for an event loop")
+
+
 class BackgroundLoop:
     """An event loop in a thread; it calls its `closers` before it ends."""
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 import psycopg
 
 from horsies import cancellation, task_info
 from horsies.client import Broker
-from horsies.codec import decode_result
+from horsies.codec import ArgumentError, decode_result
+from horsies.codec.values import NotEncodable, codec_for, why_not_json
 from horsies.db.connection import Connection
-from horsies.db.queries import tasks
+from horsies.db.queries import steps, tasks
+from horsies.db.queries.steps import StepRow
 from horsies.db.queries.tasks import TaskLogLine, TaskProgress, TaskState
 from horsies.durations import LONGEST_SECONDS, Duration, is_duration, timeout_in_seconds
-from horsies.errors import HorsiesError, exception_for, mask_passwords
+from horsies.errors import HorsiesError, exception_for, is_storable_text, mask_passwords
 from horsies.event_loop import run_async, run_sync
 from horsies.result import (
     BrokerOperationError,
@@ -48,6 +50,24 @@ from horsies.task_info import as_uuid
 
 T = TypeVar("T")
 A = TypeVar("A")
+
+MAX_SIGNAL_NAME = 255
+
+
+class StepInfo(NamedTuple):
+    """A step of a task. One without `ended_at` is what the task waits for.
+
+    `kind` is step, transact, sleep, wait, call or calls. `result` is the value as plain JSON, or the `TaskError` of a wait or a
+    call that failed.
+    """
+
+    name: str
+    kind: str
+    attempt: int
+    started_at: datetime
+    ended_at: datetime | None
+    result: Any
+
 
 # The error of a task that has ended without a stored result, by its status.
 _ENDED_WITHOUT_RESULT: dict[str, tuple[BuiltInTaskCode, str]] = {
@@ -175,6 +195,55 @@ class TaskHandle(Generic[T]):
         """Do the same as `logs` without blocking the event loop."""
         return await run_async(self._query(tasks.log_lines, []))
 
+    def steps(self) -> list[StepInfo]:
+        """Return the steps of the task, those of all attempts, in the order in which they began.
+
+        >>> [step.name for step in handle.steps()]
+        ['charge', 'book']
+        """
+        return run_sync(self._steps())
+
+    async def steps_async(self) -> list[StepInfo]:
+        """Do the same as `steps` without blocking the event loop."""
+        return await run_async(self._steps())
+
+    def signal(self, name: str, value: object = None) -> bool:
+        """Give the task a signal, for which `current_task().wait_for(name, …)` waits; one that comes early is kept.
+
+        Return False if the task has ended, has had a signal of this name, or has waited for it too long. Raise `TaskNotFound` if
+        there is no such task. The value is any that has a JSON form.
+
+        >>> handle.signal("approved", Approval(by="ann"))
+        True
+        """
+        return run_sync(self._signal(*_signal_text(name, value)))
+
+    async def signal_async(self, name: str, value: object = None) -> bool:
+        """Do the same as `signal` without blocking the event loop."""
+        return await run_async(self._signal(*_signal_text(name, value)))
+
+    async def _steps(self) -> list[StepInfo]:
+        task_id = as_uuid(self.task_id)
+        if task_id is None:
+            raise self._not_found()
+        async with self._broker.connection() as connection:
+            rows = await steps.steps(connection, task_id)
+        return [_step_info(row) for row in rows]
+
+    async def _signal(self, name: str, value: str) -> bool:
+        task_id = as_uuid(self.task_id)
+        taken: bool | None = None
+        if task_id is not None:
+            async with self._broker.connection() as connection:
+                taken = await steps.signal(connection, task_id, name, value)
+        if taken is None:
+            raise self._not_found()
+        return taken
+
+    def _not_found(self) -> HorsiesError:
+        error = TaskError(error_code=RetrievalCode.TASK_NOT_FOUND, message=f"there is no task {self.task_id}")
+        return exception_for(error, task_name=self._task_name, task_id=self.task_id)
+
     async def _query(
         self,
         query: Callable[[Connection, UUID], Awaitable[A]],
@@ -265,6 +334,27 @@ class TaskHandle(Generic[T]):
             )
 
         return await self._query(read, None)
+
+
+def _signal_text(name: str, value: object) -> tuple[str, str]:
+    """Return the checked name of a signal, and its value as JSON."""
+    if not is_storable_text(cast("object", name), MAX_SIGNAL_NAME):
+        raise ValueError(
+            f"the name of a signal is {name!r}; use a text of 1 to {MAX_SIGNAL_NAME} characters without NUL"
+        )
+    annotation = Any if why_not_json(type(value)) else type(value)
+    try:
+        return name, codec_for(annotation).encode(value).decode()
+    except NotEncodable as error:
+        raise ArgumentError(f"the value of signal {name!r}{error.path} {error.problem}") from error
+
+
+def _step_info(row: StepRow) -> StepInfo:
+    result: Any = None
+    if row.result is not None:
+        stored = decode_result(row.result, Any)
+        result = stored.ok_value if stored.is_ok() else stored.err_value
+    return StepInfo(row.name, row.kind, row.attempt, row.started_at, row.ended_at, result)
 
 
 def _in_words(seconds: float | None) -> str:

@@ -25,7 +25,7 @@ from horsies.db.sql import statements
 from horsies.errors import mask_passwords
 from horsies.status import OperationalErrorCode
 from horsies.workflow.advance import FAILED, NodeEnded
-from horsies.workflow.settle import NOT_STARTED, Settled, advance_workflows
+from horsies.workflow.settle import NOT_STARTED, Settled, advance_workflows, needs_transaction
 from horsies.workflow.settle import settle as settle_tasks
 
 logger = logging.getLogger("horsies.quarantine")
@@ -111,7 +111,7 @@ async def settle(
 ) -> Settled:
     """Settle outcomes in one transaction, or, if a row makes that fail, each in a transaction of its own."""
     with RowFault():
-        if not completed and not any(failure.node for failure in failures):
+        if not completed and not any(map(needs_transaction, failures)):
             return Settled(set(), await tasks.fail(connection, failures), None)
         async with connection.transaction():
             return await settle_tasks(connection, completed, failures)

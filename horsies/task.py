@@ -60,6 +60,27 @@ class Sender(Generic[P, T]):
         self._broker = broker
 
     @property
+    def definition(self) -> TaskDefinition:
+        """Return the function and the options of the task."""
+        return self._request.task
+
+    def rows_to_call(self, calls: Iterable[Arguments]) -> list[NewTask]:
+        """Return the rows of tasks that another task calls, with the headers of the middleware; raise `SendError`.
+
+        A task that is called always runs, so it has no unique key.
+        """
+        request = self._request
+        try:
+            rows = request.rows(calls)
+        except InvalidSend as error:
+            failed: TaskSendResult[Never] = Err(error.as_send_error())
+            failed.unwrap()
+        with observe_send(
+            self._broker.middleware, request.task.name, request.queue_name, [row.id for row in rows]
+        ) as sent:
+            return [msgspec.structs.replace(row, unique_key=None) for row in add_headers(rows, sent.headers)]
+
+    @property
     def broker(self) -> Broker:
         """Return the broker that stores the tasks."""
         return self._broker
@@ -278,7 +299,6 @@ class BaseTask(Sender[P, T]):
 
     def __init__(self, definition: TaskDefinition, broker: Broker) -> None:
         super().__init__(definition, TaskSendOptions(), broker)
-        self.definition = definition
         self.name = definition.name
         update_wrapper(cast(Any, self), definition.fn, updated=())
 

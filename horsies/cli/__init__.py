@@ -34,6 +34,7 @@ PURPOSES: Mapping[str, Mapping[str, str]] = {
     },
     "Act": {
         "retry": "operate",
+        "signal": "operate",
         "cancel": "operate",
         "pause": "operate",
         "resume": "operate",

@@ -24,15 +24,17 @@ from horsies.cli.options import (
     redact_option,
     subject_argument,
 )
-from horsies.cli.output import first_line, print_fields, print_json, print_table, print_text
+from horsies.cli.output import cut, first_line, print_fields, print_json, print_table, print_text
 from horsies.codec.results import STORED_SHOWN, error_of, raw, stored_text
 from horsies.db.connection import Connection
 from horsies.db.queries import inspect, operations
 from horsies.db.queries.inspect import Attempt, FullTask, Queue, TaskFilter, TaskRow, Worker
 from horsies.db.queries.keys import MOST_COUNTED, Key
 from horsies.db.queries.keys import keys as read_keys
+from horsies.db.queries.steps import Called, SignalRow, StepRow
 from horsies.db.queries.tasks import TaskLogLine, TaskProgress
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, how_to_install
+from horsies.logs import counted
 from horsies.status import TaskStatus
 from horsies.units import age, ago, megabytes, span, time_text, took
 
@@ -101,7 +103,11 @@ def _show_queues(database: Database, as_json: bool, *, clear: bool) -> None:
     if not queues:
         click.echo("there are no tasks and no workers")
     rows = [queue_row(queue, failed) for queue, failed in queues]
-    print_table(rows, right=["pending", "scheduled", "claimed", "running", "failed", "oldest", "limit"])
+    if any(queue.parked for queue, _ in queues):
+        rows = [row | {"parked": f"{queue.parked:,}"} for row, (queue, _) in zip(rows, queues, strict=True)]
+    print_table(
+        rows, right=["pending", "scheduled", "parked", "claimed", "running", "failed", "oldest", "limit"]
+    )
 
 
 def _queue_document(queue: Queue, failed: int) -> dict[str, Any]:
@@ -109,6 +115,7 @@ def _queue_document(queue: Queue, failed: int) -> dict[str, Any]:
         "name": queue.name,
         "pending": queue.waiting,
         "scheduled": queue.scheduled,
+        "parked": queue.parked,
         "claimed": queue.claimed,
         "running": queue.running,
         "failed": failed,
@@ -288,6 +295,10 @@ def _task_document(facts: dict[str, Any], found: FullTask) -> dict[str, Any]:
         "attempts": [_fields(attempt, _ATTEMPT_FIELDS) for attempt in found.attempts],
         "progress": None if found.progress is None else found.progress._asdict(),
         "logs": [line._asdict() for line in found.logs],
+        "steps": [step._asdict() | {"result": raw(step.result)} for step in found.steps],
+        "signals": [signal._asdict() | {"value": raw(signal.value)} for signal in found.signals],
+        "caller": None if found.caller is None else found.caller._asdict(),
+        "called": [task._asdict() for task in found.called],
     }
 
 
@@ -296,12 +307,23 @@ def _print_task(facts: dict[str, Any], found: FullTask) -> None:
         facts[field] = stored_text(facts[field], UNDECODABLE_SHOWN)
     facts["result"], traceback = _result_and_traceback(found.task.result)
     facts["progress"] = None if found.progress is None else _progress(found.progress)
+    caller = found.caller
+    facts["called by"] = None if caller is None else f"task {caller.task_id} in step {caller.step!r}"
     print_fields(
         {field: _cell(value) for field, value in facts.items() if value is not None}, longest=STORED_SHOWN
     )
     if found.attempts:
         click.echo()
         print_table([_attempt_row(attempt) for attempt in found.attempts], right=["attempt", "took"])
+    if found.steps:
+        click.echo()
+        print_table([_step_row(step) for step in found.steps], right=["attempt", "took"])
+    if found.signals:
+        click.echo()
+        print_table([_signal_row(signal) for signal in found.signals])
+    if found.called:
+        click.echo()
+        print_table([_called_row(task) for task in found.called])
     if found.logs:
         click.echo()
         print_table([_log_row(line) for line in found.logs], right=["attempt"])
@@ -337,6 +359,29 @@ def _attempt_row(attempt: Attempt) -> dict[str, str]:
         "message": first_line(attempt.error_message),
         "worker": f"{attempt.worker_hostname or ''}:{attempt.worker_pid or ''}",
     }
+
+
+def _step_row(step: StepRow) -> dict[str, str]:
+    ended = step.ended_at
+    waits = "" if step.due_at is None else f" until {time_text(step.due_at)}"
+    calls = "" if step.open_calls is None else f" for {counted(step.open_calls, 'task')}"
+    return {
+        "step": step.name,
+        "kind": step.kind,
+        "attempt": str(step.attempt),
+        "started": time_text(step.started_at),
+        "took": "" if ended is None else took(step.started_at, ended),
+        "result": f"(waits{calls}{waits})" if ended is None else cut(step.result or ""),
+    }
+
+
+def _signal_row(signal: SignalRow) -> dict[str, str]:
+    return {"signal": signal.name, "given": time_text(signal.sent_at), "value": cut(signal.value)}
+
+
+def _called_row(task: Called) -> dict[str, str]:
+    state = "PENDING (parked)" if task.is_parked else task.status
+    return {"called in": task.step, "task": task.task_id, "name": task.task_name, "state": state}
 
 
 def _log_row(line: TaskLogLine) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`horsies pause`, `resume`, `retry`, `cancel` and `purge`: actions of an operator, each of which is recorded."""
+"""`horsies pause`, `resume`, `retry`, `signal`, `cancel` and `purge`: actions of an operator, each of which is recorded."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from horsies.cli.options import (
     subject_argument,
 )
 from horsies.cli.output import print_json, progress
+from horsies.codec import ArgumentError, decode_json
 from horsies.db.connection import Connection
-from horsies.db.queries import operations, retention
+from horsies.db.queries import operations, retention, steps
 from horsies.db.queries.operations import ALL_QUEUES, Selection
 from horsies.db.queries.retention import Old
+from horsies.errors import ErrorCode, HorsiesError, is_storable_text
+from horsies.handle import MAX_SIGNAL_NAME
 from horsies.keys import key_text
 from horsies.logs import counted
 
@@ -93,14 +96,29 @@ def _named(queue: str | None) -> str:
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Retry every failed task that matches the filters.")
 @filter_options
+@click.option(
+    "--from-step",
+    metavar="NAME",
+    help="Forget this stored step of each task, and all later ones: they are carried out again.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print how many tasks match.")
 @subject_argument("task_ids", "TASK_ID...", ids=True, required=False)
 def retry(
-    task_ids: list[UUID], everything: bool, dry_run: bool, database: Database, **filters: str | None
+    task_ids: list[UUID],
+    everything: bool,
+    from_step: str | None,
+    dry_run: bool,
+    database: Database,
+    **filters: str | None,
 ) -> None:
-    """Retry failed tasks: the same tasks run again, with a fresh retry budget."""
+    """Retry failed tasks: the same tasks run again, with a fresh retry budget.
+
+    Steps that have ended are not carried out again, unless --from-step forgets them.
+    """
     if bool(task_ids) == everything:
         raise click.UsageError("give TASK_ID..., or --all, with --queue, --name or --code if needed")
+    if from_step is not None and everything:
+        raise click.UsageError("--from-step forgets steps of the tasks that you name: give TASK_ID...")
     which = Selection(task_ids or None, **filters)
     found = database.ask(lambda connection: operations.count(connection, "failed", which))
     if dry_run:
@@ -108,6 +126,8 @@ def retry(
         return
 
     async def work(connection: Connection) -> tuple[int, int]:
+        for task_id in task_ids if from_step is not None else ():
+            await _forget_from(connection, task_id, from_step or "")
         done, twins = 0, await operations.count(connection, "twins", which)
         try:
             with progress(found, "retry") as advance:
@@ -133,6 +153,55 @@ def retry(
     if task_ids and not found:
         click.echo("none of these tasks has failed", err=True)
         sys.exit(1)
+
+
+async def _forget_from(connection: Connection, task_id: UUID, name: str) -> None:
+    """Forget a step of a failed task and all later ones; raise if it has no such step."""
+    forgotten = await steps.forget(connection, task_id, name)
+    if forgotten:
+        await operations.note(connection, actor(), "forget steps", f"{task_id} from {name!r}", 1)
+        click.echo(f"{task_id}: forgot {counted(len(forgotten), 'step')}: {', '.join(forgotten)}")
+        return
+    known = [step.name for step in await steps.steps(connection, task_id)]
+    raise HorsiesError(
+        f"task {task_id} has not failed, or has no stored step {name!r}",
+        code=ErrorCode.TASK_NOT_FOUND,
+        help_text=f"its steps: {', '.join(known) or 'none'}; see `horsies show {task_id}`",
+    )
+
+
+def _id(word: str) -> UUID:
+    try:
+        return UUID(word)
+    except ValueError:
+        raise click.UsageError(f"{word!r} is not a task id; see `horsies tasks`") from None
+
+
+@click.command()
+@subject_argument("words", "TASK_ID NAME [JSON]...")
+def signal(words: list[str], database: Database) -> None:
+    """Give a task the signal that it waits for, with a JSON value or null; one that comes early is kept."""
+    if not 2 <= len(words) <= 3:
+        raise click.UsageError(f"give TASK_ID NAME [JSON], not {counted(len(words), 'word')}")
+    task_id, name, value = _id(words[0]), words[1], words[2] if len(words) > 2 else "null"
+    try:
+        decode_json(value)
+    except ArgumentError as error:
+        raise click.UsageError(
+            f"the value {value!r} is {error}; a text needs quotes of its own: '\"yes\"'"
+        ) from None
+    if not is_storable_text(name, MAX_SIGNAL_NAME):
+        raise click.UsageError(f"the name {name!r} needs 1 to {MAX_SIGNAL_NAME} characters without NUL")
+    taken = database.ask(lambda connection: steps.signal(connection, task_id, name, value))
+    if taken is None:
+        raise no_such_task(task_id)
+    if not taken:
+        click.echo(
+            f"{task_id}: not signalled: it has ended, has had the signal {name!r}, or has waited for it too long",
+            err=True,
+        )
+        sys.exit(1)
+    click.echo(f"{task_id}: signalled {name!r}")
 
 
 @click.command()

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,6 +33,7 @@ from horsies.config import PostgresConfig
 from horsies.discovery import load_app
 from horsies.errors import HorsiesError
 from horsies.executor import orphan_flush, protocol
+from horsies.executor.durable import StepPort
 from horsies.executor.protocol import READ_ORDERS, ChildKind, ChildSettings
 from horsies.executor.runner import Run, execute, execute_async, own_pid
 from horsies.executor.tokens import TokenReader
@@ -54,6 +55,8 @@ class ParentChannel:
         self._settings = settings
         self._frames = protocol.Frames()
         self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        self._asked: dict[tuple[int, int], Future[protocol.StepReply]] = {}
         self._pid = own_pid()
         self._tasks_done = 0
         self._started_at = time.monotonic()
@@ -65,18 +68,34 @@ class ParentChannel:
         self.is_retiring = self.is_closed = self._is_dismissed = False
 
     @property
+    def is_being_read(self) -> bool:
+        """True while a thread reads the pipe."""
+        return self._reading.locked()
+
+    @property
     def is_orphaned(self) -> bool:
         """True if the worker has died: it has closed the pipe without an `Exit`."""
         return self.is_closed and not self._is_dismissed
 
     def receive(self, flags: int = 0) -> list[protocol.Call] | None:
-        """Read the pipe and return the new calls, perhaps none; None when the pipe is closed."""
+        """Read the pipe and return the new calls, perhaps none; None when the pipe is closed.
+
+        With MSG_DONTWAIT, raise BlockingIOError if there is nothing to read, or if another thread reads.
+        """
+        if not self._reading.acquire(blocking=not flags & socket.MSG_DONTWAIT):
+            raise BlockingIOError
         try:
-            data = self.sock.recv(RECEIVE_BYTES, flags)
+            return self._receive(flags)
+        finally:
+            self._reading.release()
+
+    def _receive(self, flags: int) -> list[protocol.Call] | None:
+        try:
+            data = b"" if self.is_closed else self.sock.recv(RECEIVE_BYTES, flags)
         except ConnectionResetError:  # the worker died without having read everything
             data = b""
         if not data:
-            self.is_closed = True
+            self._close()
             return None
         calls: list[protocol.Call] = []
         for body in self._frames.split(data):
@@ -93,7 +112,35 @@ class ParentChannel:
                     case protocol.Cancel():
                         if order.ticket in self.calls:
                             self.cancelled.add(order.ticket)
+                    case protocol.StepReply():
+                        if (asked := self._asked.pop((order.ticket, order.number), None)) is not None:
+                            asked.set_result(order)
         return calls
+
+    # Steps
+
+    def ask(self, question: protocol.Question) -> Future[protocol.StepReply]:
+        """Ask the worker; the future has the reply once somebody has read it. A dead worker's task goes on elsewhere."""
+        reply: Future[protocol.StepReply] = Future()
+        reply.set_running_or_notify_cancel()  # so that nobody can cancel it
+        self._asked[question.ticket, question.number] = reply
+        self.send(question)
+        if self.is_closed:
+            self._close()
+        return reply
+
+    def read_until(self, reply: Future[protocol.StepReply]) -> None:
+        """Read the pipe until a reply is there. Several threads may do this at once."""
+        while not reply.done():
+            with self._reading:
+                if not reply.done():
+                    self._receive(0)
+
+    def _close(self) -> None:
+        self.is_closed = True
+        for (ticket, number), reply in list(self._asked.items()):
+            if self._asked.pop((ticket, number), None) is not None:
+                reply.set_result(protocol.StepReply(ticket, number, lost=True))
 
     def send(self, message: protocol.Message) -> None:
         """Send a message. Outcomes are also kept, for when the worker has died."""
@@ -173,6 +220,7 @@ class SerialServer:
         self._poll.register(channel.sock, select.POLLIN)
         self._poll.register(tokens.descriptor, select.POLLIN)
         self._uses_pipe = self._has_orders = False
+        self._port = StepPort(self._ask, self._read_until, lambda: channel.postgres)
 
     def serve(self) -> list[protocol.Call]:
         """Run calls until the pipe is closed; return those that are still this child's and have not started."""
@@ -181,7 +229,9 @@ class SerialServer:
             if self._channel.must_return(call):
                 self._send(protocol.Returned([call.ticket]))
             else:
-                self._send(execute(self._app, Run(call, self._send_output, self._channel.cancelled)))
+                self._send(
+                    execute(self._app, Run(call, self._send_output, self._channel.cancelled, self._port))
+                )
         while self._channel.receive() is not None:
             pass  # these calls are sent to another child: the worker knows that this one retires
         calls = self._channel.calls
@@ -223,6 +273,25 @@ class SerialServer:
         if self._has_orders:
             self._read_orders()
 
+    def _ask(self, question: protocol.Question) -> Future[protocol.StepReply]:
+        if threading.current_thread() is not threading.main_thread():
+            return self._channel.ask(question)
+        self._uses_pipe = True
+        reply = self._channel.ask(question)
+        self._uses_pipe = False
+        return reply
+
+    def _read_until(self, reply: Future[protocol.StepReply]) -> None:
+        """Read the pipe until a reply is there, and then what a signal handler could not read meanwhile."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            self._uses_pipe = True
+        self._channel.read_until(reply)
+        if is_main:
+            self._uses_pipe = False
+        if self._has_orders:
+            self._drain()
+
     def _on_orders(self, _number: int, _frame: FrameType | None) -> None:
         """Handle the signal of the worker: the call that runs was cancelled.
 
@@ -233,13 +302,18 @@ class SerialServer:
             self._read_orders()
 
     def _read_orders(self) -> None:
-        """Read everything that is in the pipe, without waiting."""
-        self._has_orders = False
+        """Read everything that is in the pipe, without waiting. If a thread reads it, that does this when it is done."""
         self._uses_pipe = True
+        self._drain()
+        self._uses_pipe = False
+
+    def _drain(self) -> None:
+        if self._channel.is_being_read:
+            return
+        self._has_orders = False
         with suppress(BlockingIOError):
             while self._channel.receive(socket.MSG_DONTWAIT) is not None:
                 pass
-        self._uses_pipe = False
 
 
 def run_of(call: protocol.Call, channel: ParentChannel) -> Run:
@@ -250,7 +324,11 @@ def run_of(call: protocol.Call, channel: ParentChannel) -> Run:
             channel.send(message)
         return True
 
-    return Run(call, send, channel.cancelled)
+    def ask(question: protocol.Question) -> Future[protocol.StepReply]:
+        with _exit_on_error():
+            return channel.ask(question)
+
+    return Run(call, send, channel.cancelled, StepPort(ask, None, lambda: channel.postgres))
 
 
 def serve_in_threads(channel: ParentChannel, app: TaskRegistry, threads: int) -> None:

@@ -82,6 +82,11 @@ class ChildHandle(asyncio.Protocol):
         """Write orders to the pipe."""
         self.transport.write(protocol.frame(orders))
 
+    def reply(self, reply: protocol.StepReply) -> None:
+        """Answer a question of a call, unless the child has gone."""
+        if not self.transport.is_closing():
+            self.send(reply)
+
     def dismiss(self) -> None:
         """Tell the child to exit, and close the pipe."""
         self.is_retired = True

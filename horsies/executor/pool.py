@@ -23,6 +23,7 @@ from horsies.executor import protocol
 from horsies.executor.children import HELD_UP_SECONDS, ChildHandle, Children
 from horsies.executor.forkserver import Launcher
 from horsies.executor.protocol import ChildKind
+from horsies.worker.steps import StepWriter
 from horsies.worker.task_output import TaskOutputWriter
 
 logger = logging.getLogger("horsies.pool")
@@ -78,6 +79,7 @@ class ChildPool:
         shape: Shape,
         launcher: Launcher,
         output: TaskOutputWriter,
+        steps: StepWriter,
         default_timeout_ms: int | None,
         cancel_grace_seconds: float = 10.0,
         exit_seconds: float = 0,
@@ -94,6 +96,7 @@ class ChildPool:
         )
         self.failed = self._children.failed  # resolves to an error when no child can be started any more
         self._output = output
+        self._steps = steps
         self._default_timeout_ms = default_timeout_ms
         self._cancel_grace_seconds = cancel_grace_seconds
         self._cancelled_ids: frozenset[str] = frozenset()  # tasks that are to stop
@@ -396,6 +399,10 @@ class ChildPool:
                 # A late message comes from a thread that has outlived its task.
                 if (call := child.calls.get(message.ticket)) is not None:
                     self._output.add(call, message)
+            case protocol.LoadSteps() | protocol.StoreStep():
+                # Without its call, the question comes from a thread that has outlived its task.
+                call = child.calls.get(message.ticket)
+                self._steps.add(message, call, child.reply)
             case protocol.Retiring():
                 if child.is_serial:  # others finish all of their calls
                     child.take_back()

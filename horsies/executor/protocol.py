@@ -98,6 +98,33 @@ class Cancel(msgspec.Struct, array_like=True, frozen=True, tag=3):
     ticket: int
 
 
+class StoredStep(msgspec.Struct, array_like=True, frozen=True):
+    """A step of an earlier run: its encoded result if it has ended, or the results of the tasks that it has called.
+
+    `calls` is a JSON list of encoded results, with null for a task that has none.
+    """
+
+    name: str
+    kind: str
+    result: str | None
+    calls: str | None = None
+
+
+class StepReply(msgspec.Struct, array_like=True, tag=4):
+    """The answer to a `LoadSteps` or a `StoreStep`.
+
+    `lost` means that another worker has the task by now. With `parks`, the worker stops: the task is to be parked. `error` says
+    why a step cannot be stored.
+    """
+
+    ticket: int
+    number: int
+    lost: bool = False
+    parks: bool = False
+    error: str | None = None
+    steps: list[StoredStep] = []
+
+
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """The child is ready, or could not get ready because of `error`."""
 
@@ -123,6 +150,7 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True, tag=1):
         None  # the names of the classes of the exception, for the retry policy
     )
     holds_lane: bool = False  # no task of its key or rate starts before it is run again
+    park: str | None = None  # JSON: the step in which the task waits; see the statement `park`
 
 
 class Returned(msgspec.Struct, array_like=True, frozen=True, tag=2):
@@ -181,9 +209,30 @@ class Logged(msgspec.Struct, array_like=True, frozen=True, tag=8):
     lines: list[LogLine]
 
 
+class LoadSteps(msgspec.Struct, array_like=True, frozen=True, tag=9):
+    """A call asks for the steps of its earlier runs. The number belongs to this question."""
+
+    ticket: int
+    number: int
+
+
+class StoreStep(msgspec.Struct, array_like=True, frozen=True, tag=10):
+    """A step of a call has ended. The call goes on when the step is stored."""
+
+    ticket: int
+    number: int
+    name: str
+    kind: str
+    seconds: float
+    result: str
+
+
+Question: TypeAlias = LoadSteps | StoreStep
 # An order goes from the worker to a child, a message from a child to its worker.
-Order: TypeAlias = Call | Identity | Exit | Cancel
-Message: TypeAlias = Hello | Outcome | Returned | Started | TimedOut | Blocked | Retiring | Progress | Logged
+Order: TypeAlias = Call | Identity | Exit | Cancel | StepReply
+Message: TypeAlias = (
+    Hello | Outcome | Returned | Started | TimedOut | Blocked | Retiring | Progress | Logged | Question
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_messages = msgspec.msgpack.Decoder(list[Message]).decode

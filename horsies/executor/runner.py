@@ -26,7 +26,8 @@ from horsies.codec import ArgumentError, Signature, decode_result, encode_result
 from horsies.codec.values import why_not_json
 from horsies.db.ids import new_ids
 from horsies.db.queries.tasks import CANCELLED, CANCELLED_CODE, LINES_KEPT
-from horsies.errors import RateLimited
+from horsies.errors import ErrorCode, HorsiesError, RateLimited
+from horsies.executor.durable import AT_ONCE, StepPort, Steps
 from horsies.executor.protocol import Call, Logged, LogLine, Outcome, Progress
 from horsies.middleware import RunContext, headers_of, observe_run, worker_id
 from horsies.outcomes import error_of, failed, result_of, unwrapped
@@ -61,7 +62,7 @@ _UNOBSERVED = nullcontext()
 def execute(registry: TaskRegistry, run: Run) -> Outcome:
     """Run a call to its end. An async task that was sent as a plain one gets its own event loop."""
     with _observed(registry, run):
-        run.started = time.perf_counter()
+        run.started, run.limit = time.perf_counter(), _result_limit(registry)
         task, kwargs, result = prepare(registry, run.call)
         if task is None:
             return conclude(registry, run, None, result)
@@ -71,14 +72,14 @@ def execute(registry: TaskRegistry, run: Run) -> Outcome:
                 if task.definition.is_async:
                     result = asyncio.run(result)
             except BaseException as error:  # noqa: BLE001  any exception, also SystemExit, is the outcome of the task
-                return raised(registry, run, task, error)
-        return conclude(registry, run, task, result_of(task.definition, result))
+                return run.parked() or raised(registry, run, task, error)
+        return run.parked() or conclude(registry, run, task, result_of(task.definition, result))
 
 
 async def execute_async(registry: TaskRegistry, run: Run) -> Outcome:
     """Run a call to its end on the running loop. A plain task that was sent as an async one gets a thread."""
     with _observed(registry, run):
-        run.started = time.perf_counter()
+        run.started, run.limit = time.perf_counter(), _result_limit(registry)
         task, kwargs, result = prepare(registry, run.call)
         if task is None:
             return conclude(registry, run, None, result)
@@ -89,8 +90,12 @@ async def execute_async(registry: TaskRegistry, run: Run) -> Outcome:
                 else:
                     result = await asyncio.to_thread(task.definition.fn, **kwargs)
             except BaseException as error:  # noqa: BLE001  any exception, also a cancellation, is the outcome of the task
-                return raised(registry, run, task, error)
-        return conclude(registry, run, task, result_of(task.definition, result))
+                return run.parked() or raised(registry, run, task, error)
+        return run.parked() or conclude(registry, run, task, result_of(task.definition, result))
+
+
+def _result_limit(registry: TaskRegistry) -> int:
+    return min(registry.config.payload.reject_bytes or MAX_RESULT, MAX_RESULT)
 
 
 def _observed(registry: TaskRegistry, run: Run) -> AbstractContextManager[None]:
@@ -142,9 +147,7 @@ def conclude(
     """Return the outcome of a run that returned a result, and show a failure to the middleware."""
     call = run.call
     value_type = Any if task is None else task.definition.signature.value_type
-    encoded = encode_result(
-        result, value_type, min(registry.config.payload.reject_bytes or MAX_RESULT, MAX_RESULT)
-    )
+    encoded = encode_result(result, value_type, _result_limit(registry))
     seconds = time.perf_counter() - run.started
     if encoded.startswith(b'{"ok":'):
         return Outcome(call.ticket, True, encoded.decode(), seconds)
@@ -216,6 +219,7 @@ class Run:
     """
 
     started = 0.0  # on the clock of time.perf_counter
+    limit = MAX_RESULT  # the largest result of a step, in bytes
     observed: RunContext | None = None  # set if there is middleware
     _lines: deque[LogLine] | None = None
     _progress: Progress | None = None
@@ -223,14 +227,20 @@ class Run:
     _window_ends = 0.0
     _sent_in_window = 0
     _has_ended = False
+    _steps: Steps | None = None
     _token: Token[TaskChannel]
 
     def __init__(
-        self, call: Call, send: Callable[[Progress | Logged], bool], cancelled: Container[int]
+        self,
+        call: Call,
+        send: Callable[[Progress | Logged], bool],
+        cancelled: Container[int],
+        port: StepPort | None = None,
     ) -> None:
         self.call = call
         self._send = send
         self._cancelled = cancelled
+        self._port = port
         self._pid = own_pid()
         self._deadline = None if call.timeout_ms is None else time.time() + call.timeout_ms / 1000
 
@@ -245,6 +255,32 @@ class Run:
 
     def is_cancelled(self) -> bool:
         return self.call.ticket in self._cancelled
+
+    @property
+    def steps(self) -> Steps:
+        """The steps of the run; raise HorsiesError where there is no way to store any."""
+        with _lock:
+            if self._steps is None:
+                if self._port is None or not self._accepts_output():
+                    raise HorsiesError(
+                        "steps cannot be stored here",
+                        code=ErrorCode.TASK_NOT_RUNNING,
+                        help_text="use them in the code of a task while a worker runs it, and in its own process",
+                    )
+                self._steps = Steps(self.call, self._port, self.limit)
+            return self._steps
+
+    def parked(self) -> Outcome | None:
+        """Return the outcome of a run that ends in a step, None for any other run.
+
+        Without a step to wait in, the task is due again at once: the worker stops, or another one has the task.
+        """
+        if self._steps is None or not self._steps.is_over:
+            return None
+        seconds = time.perf_counter() - self.started
+        message = "the task is parked"
+        park = self._steps.park or AT_ONCE
+        return Outcome(self.call.ticket, False, CANCELLED, seconds, CANCELLED_CODE, message, park=park)
 
     def __enter__(self) -> None:
         """Make this the current run, whose log lines are captured."""

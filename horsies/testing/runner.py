@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -20,14 +20,16 @@ from psycopg import IsolationLevel
 
 from horsies.client import Broker, Inline
 from horsies.codec import ArgumentError, decode_result
+from horsies.config import PostgresConfig
 from horsies.db.connection import Connection, connect, connect_worker
 from horsies.db.queries import operations, tasks, testing, workflows
 from horsies.db.queries.schedules import prepare_session
 from horsies.db.queries.tasks import Claimed, Completed, PoolRoom
 from horsies.db.queries.testing import Waiting
-from horsies.event_loop import run_async, run_sync
+from horsies.event_loop import background_loop, run_async, run_sync
+from horsies.executor.durable import StepPort
 from horsies.executor.pool import call_of
-from horsies.executor.protocol import Outcome
+from horsies.executor.protocol import Outcome, Question, StepReply
 from horsies.executor.runner import Run, execute, execute_async
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.result import TaskError, TaskResult
@@ -35,6 +37,7 @@ from horsies.schedule.scheduler import Dispatcher, Starters, sync_schedules
 from horsies.worker.claim import Claimer, Owner
 from horsies.worker.round_trips import EXPIRED
 from horsies.worker.settle import Settler
+from horsies.worker.steps import answer
 from horsies.workflow import control, settle
 from horsies.workflow.spec import INTERNAL_TASKS
 
@@ -94,7 +97,7 @@ def _drain(app: TaskRegistry, retry_now: bool, limit: int) -> list[Ran]:
     try:
         while (task := run_sync(worker.next())) is not None:
             _check(ran, limit)
-            ran += worker.ended(task, _execute(app, _run(task)))
+            ran += worker.ended(task, _execute(app, worker.run_of(task)))
     finally:
         run_sync(worker.close())
     return ran
@@ -105,7 +108,7 @@ async def _drain_async(app: TaskRegistry, retry_now: bool, limit: int) -> list[R
     try:
         while (task := await run_async(worker.next())) is not None:
             _check(ran, limit)
-            ran += worker.ended(task, await execute_async(app, _run(task)))
+            ran += worker.ended(task, await execute_async(app, worker.run_of(task)))
     finally:
         await run_async(worker.close())
     return ran
@@ -115,9 +118,15 @@ class _TestWorker:
     """A worker that holds one task at a time. As in a real worker, an outcome is written together with the next claim."""
 
     def __init__(
-        self, app: TaskRegistry, connection: Connection, suspended: Sequence[str], retry_now: bool
+        self,
+        app: TaskRegistry,
+        postgres: PostgresConfig,
+        connection: Connection,
+        suspended: Sequence[str],
+        retry_now: bool,
     ) -> None:
         self._app = app
+        self._postgres = postgres
         self._connection = connection
         self._retry_now = retry_now
         self._settler = Settler(app)
@@ -133,8 +142,9 @@ class _TestWorker:
         broker = app.get_broker()
         async with broker.connection() as known:  # which creates the schema if need be
             suspended = await operations.suspensions(known)
-        connection = await connect_worker(await broker.postgres(), "horsies-testing")
-        return cls(app, connection, suspended, retry_now)
+        postgres = await broker.postgres()
+        connection = await connect_worker(postgres, "horsies-testing")
+        return cls(app, postgres, connection, suspended, retry_now)
 
     async def close(self) -> None:
         """Release a task that was claimed and not run, if a test was interrupted."""
@@ -184,20 +194,30 @@ class _TestWorker:
         if self._retry_now:
             await testing.retry_now(self._connection)
 
+    def run_of(self, task: Claimed) -> Run:
+        """Return a run whose steps are stored, and whose progress and log lines are not."""
+
+        async def answer_one(question: Question) -> StepReply:
+            (reply,) = await answer(self._connection, [(question, task)])
+            return reply
+
+        def ask(question: Question) -> Future[StepReply]:
+            return background_loop().submit(answer_one(question))
+
+        port = StepPort(ask, None, lambda: self._postgres)
+        return Run(call_of(0, task, task.timeout_ms, time.monotonic()), lambda _said: True, (), port)
+
     def ended(self, task: Claimed, outcome: Outcome) -> list[Ran]:
-        """Keep the outcome of a task until it is settled; return the run, unless it is an internal task."""
+        """Keep the outcome of a task until it is settled; return the run, unless it is an internal task or was parked."""
         self._settler.ended(task, outcome)
+        if outcome.park is not None:
+            return []
         if task.task_name in INTERNAL_TASKS:
             return []
         known = self._app.tasks.get(task.task_name)
         value_type = Any if known is None else known.definition.signature.value_type
         result = decode_result(outcome.result.encode(), value_type)
         return [Ran(task.id, task.task_name, task.retry_count + 1, result)]
-
-
-def _run(task: Claimed) -> Run:
-    """Return a run whose progress and log lines are not stored."""
-    return Run(call_of(0, task, task.timeout_ms, time.monotonic()), lambda _said: True, ())
 
 
 def _execute(app: TaskRegistry, run: Run) -> Outcome:

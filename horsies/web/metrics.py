@@ -57,6 +57,7 @@ def _queues(queues: Sequence[Queue]) -> Iterator[str]:
 _GAUGES: tuple[tuple[str, str, Callable[[Queue], float]], ...] = (
     ("pending", "Tasks that are due and wait.", lambda queue: queue.waiting),
     ("scheduled", "Tasks that are not due yet, 10,000 at most.", lambda queue: queue.scheduled),
+    ("parked", "Tasks that wait in a step, 10,000 at most.", lambda queue: queue.parked),
     ("running", "Tasks that workers hold.", lambda queue: queue.claimed + queue.running),
     ("suspended", "1 while nobody may claim.", lambda queue: queue.suspended_by is not None),
     (

@@ -70,7 +70,7 @@ async def sweep(connection: Connection, config: RetentionConfig) -> int:
     if plan.results_before is not None:
         await _with_pauses(retention.delete_records(connection, "results", plan.results_before, batch))
     if plan.records_before is not None:
-        for what in ("attempts", "progress", "logs", "keys", "actions", "workflows"):
+        for what in ("attempts", "progress", "logs", "steps", "signals", "keys", "actions", "workflows"):
             await _with_pauses(retention.delete_records(connection, what, plan.records_before, batch))
     while await retention.delete_worker_records(connection, config):
         pass

@@ -22,12 +22,12 @@ from horsies.retry import RetryPolicy, add_local_names, retry_delay
 from horsies.status import BuiltInTaskCode, OperationalErrorCode
 from horsies.worker.event_hooks import EventHooks
 from horsies.worker.failure_log import FailureLog
+from horsies.workflow.settle import CRASH_RETRY_SECONDS
 
 logger = logging.getLogger("horsies.settle")
 
 # A task whose process died so often is not retried.
 MAX_CRASHES = 3
-CRASH_RETRY_SECONDS = 0.1
 MAX_STATEMENT_CHARACTERS = 32 * 1_048_576
 MAX_NAME_CHARACTERS = 255
 
@@ -52,7 +52,7 @@ class Settler:
                 Completed(task.id, task.claim_seq, outcome.result, task.node, task.rate_key)
             )
             return
-        delay = outcome.snooze_seconds
+        delay = outcome.snooze_seconds if outcome.park is None else 0.0
         if delay is None:
             delay = retry_delay(
                 self.policy_of(task),
@@ -72,21 +72,27 @@ class Settler:
                 None,
                 delay,
                 node=task.node,
-                snoozed=outcome.snooze_seconds is not None,
+                snoozed=outcome.snooze_seconds is not None or outcome.park is not None,
                 holds_lane=outcome.holds_lane,
                 on_failure=self._handler_of(task),
+                park=outcome.park,
+                attempt=task.earlier_attempts + task.retry_count + 1,
             )
         )
 
     def crash(self, task: Claimed, message: str) -> Failure:
-        """Return the failure of a task whose process died. The third such failure is final."""
+        """Return the failure of a task whose process died. The third such failure is final.
+
+        If the policy does not retry it, the database does so if the task has stored steps.
+        """
         failure = self.failure(task, OperationalErrorCode.WORKER_CRASHED, message)
         delay = failure.delay_seconds
         if delay is None and _options(task).idempotent:
             delay = CRASH_RETRY_SECONDS
-        if task.crash_count + 1 >= MAX_CRASHES:
-            delay = None
-        return msgspec.structs.replace(failure, delay_seconds=delay, crashed=True)
+        is_last = task.crash_count + 1 >= MAX_CRASHES
+        return msgspec.structs.replace(
+            failure, delay_seconds=None if is_last else delay, crashed=True, resumable=not is_last
+        )
 
     def failure(self, task: Claimed, code: BuiltInTaskCode, message: str) -> Failure:
         """Return the failure of a task that could not report an outcome itself."""
@@ -148,7 +154,7 @@ def _take_batch(outcomes: list[AnyOutcome]) -> list[AnyOutcome]:
     """Remove and return the outcomes for one statement: at least one, and no more than PostgreSQL takes easily."""
     count = size = 0
     for outcome in outcomes:
-        size += len(outcome.result)
+        size += len(outcome.result) + (len(outcome.park or "") if isinstance(outcome, Failure) else 0)
         if count and size > MAX_STATEMENT_CHARACTERS:
             break
         count += 1

@@ -40,6 +40,7 @@ from horsies.worker.pacing import POLL_SPREAD
 from horsies.worker.retention import run_retention
 from horsies.worker.round_trips import RoundTrips
 from horsies.worker.stats import ResourceMeter, WorkerStats
+from horsies.worker.steps import StepWriter
 from horsies.worker.task_output import TaskOutputWriter
 
 logger = logging.getLogger("horsies.worker")
@@ -79,12 +80,14 @@ class Worker:
         self._turned_at = time.monotonic()
         lease_seconds = app.config.effective_claim_lease_ms / 1000
         self._task_output = TaskOutputWriter()
+        self._steps = StepWriter()
         self._launcher = launcher_of(app, config, lease_seconds)
         self._pools = [
             ChildPool(
                 shape,
                 self._launcher,
                 self._task_output,
+                self._steps,
                 app.config.default_task_timeout_ms,
                 app.config.cancel_grace_ms / 1000,
                 FLUSH_SECONDS if app.middleware else 0,
@@ -232,6 +235,7 @@ class Worker:
                 postgres, self._app.config.retention, lambda: self._heartbeat.leads
             ),
             "horsies-task-output": self._task_output.run(postgres),
+            "horsies-steps": self._steps.run(postgres),
         }
         if self._scheduler is not None:
             services["horsies-scheduler"] = self._scheduler.run(postgres)
@@ -268,6 +272,7 @@ class Worker:
         if not claim_loop.done():
             logger.info("Stopping: %s", describe_drain(self._trips.capacity.load, self._config.drain_seconds))
             self._claim_loop.stop()
+            self._steps.stop()
             self._heartbeat.beat_now()
             await wait_for_first(self._force, claim_loop, seconds=self._config.drain_seconds)
         if not claim_loop.done():

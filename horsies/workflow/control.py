@@ -10,7 +10,7 @@ from uuid import UUID
 
 from horsies import quarantine
 from horsies.db.connection import Connection
-from horsies.db.queries import workflows
+from horsies.db.queries import steps, workflows
 from horsies.db.queries.tasks import Expired
 from horsies.db.queries.workflows import LateTask
 from horsies.workflow.advance import COMPLETED, FAILED, Kind, NodeEnded, WorkflowStarted
@@ -99,10 +99,14 @@ async def retry_failed(connection: Connection, flow_id: UUID) -> bool | None:
 
 
 async def fire_timers(connection: Connection) -> float | None:
-    """End sleeps, signals and workflows whose time is up; return the seconds until the next timer is due, None without one."""
+    """End sleeps, signals and workflows whose time is up, and let parked tasks go on.
+
+    Return the seconds until the next timer is due, None without one.
+    """
     seconds = await workflows.next_timer(connection)
     if seconds is None or seconds > 0:
         return seconds
+    await steps.wake_due(connection)
     if due := await workflows.due_timers(connection):
         await _isolate(connection, [timer.workflow_id for timer in due], _end_due_nodes)
     if late := await workflows.overdue(connection):

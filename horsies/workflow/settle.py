@@ -19,7 +19,7 @@ import msgspec
 from psycopg import errors
 
 from horsies.db.connection import Connection
-from horsies.db.queries import tasks, workflows
+from horsies.db.queries import steps, tasks, workflows
 from horsies.db.queries.tasks import ClaimRequest, Completed, Failure, SettledAndClaimed, as_json
 from horsies.db.queries.workflows import Statements, WorkflowRows
 from horsies.db.sql import Batch, Rows, prepare, prepared_form, roll_back
@@ -38,6 +38,9 @@ from horsies.workflow.advance import (
 )
 
 logger = logging.getLogger("horsies.workflows")
+
+# The pause before a task whose process died is run again.
+CRASH_RETRY_SECONDS = 0.1
 
 PREPARED = (
     workflows.PREPARED
@@ -89,14 +92,43 @@ async def settle(
     failures = [*failures, *(tasks.stopped(each) for each in completed if each.id not in returned.ids)]
     retried: dict[str, bool] = {}
     events, loaded = returned.events, returned.loaded
+    timer: float | None = None
     if failures:
         failures = await _with_own_nodes(connection, failures)
-        retried = await tasks.fail(connection, await _without_vain_retries(connection, failures))
+        failures = await _without_vain_retries(connection, await _resumed(connection, failures))
+        retried, timer = await _park(connection, failures)
+        retried |= await tasks.fail(connection, [each for each in failures if each.id not in retried])
         ended = [failure.node for failure in failures if retried.get(failure.id) is False]
         if failed := [NodeEnded(*node, FAILED) for node in ended if node is not None]:
             events, loaded = [*events, *failed], None
     await settlement.advance(events, loaded)
-    return Settled(returned.ids, retried, await settlement.finish())
+    timers = [each for each in (timer, await settlement.finish()) if each is not None]
+    return Settled(returned.ids, retried, min(timers, default=None))
+
+
+def needs_transaction(failure: Failure) -> bool:
+    """Return True if a failure takes more than the one statement for failures."""
+    return failure.node is not None or failure.park is not None or failure.resumable
+
+
+async def _resumed(connection: Connection, failures: Sequence[Failure]) -> list[Failure]:
+    """Return the failures; a crashed task that has stored steps is run again, and goes on after them."""
+    crashed = [each.id for each in failures if each.resumable and each.delay_seconds is None]
+    begun = await steps.have_steps(connection, crashed) if crashed else set[str]()
+    return [
+        msgspec.structs.replace(each, delay_seconds=CRASH_RETRY_SECONDS)
+        if each.id in begun and each.resumable and each.delay_seconds is None
+        else each
+        for each in failures
+    ]
+
+
+async def _park(connection: Connection, failures: Sequence[Failure]) -> tuple[dict[str, bool], float | None]:
+    """Park tasks; return those that were parked, and the seconds until the first of them goes on by itself."""
+    parks = [each for each in failures if each.park is not None and each.delay_seconds is not None]
+    parked = await steps.park(connection, parks) if parks else {}
+    due = [seconds for seconds in parked.values() if seconds is not None]
+    return dict.fromkeys(parked, True), min(due, default=None)
 
 
 async def settle_and_claim(

@@ -53,7 +53,7 @@ def test_info_is_one_json_document(workplace, stored):
     assert default["oldest_pending_seconds"] == pytest.approx(90, abs=60)
     del default["oldest_pending_seconds"]
     assert default == {
-        "name": "default", "pending": 1, "scheduled": 1, "claimed": 0, "running": 0, "failed": 0,
+        "name": "default", "pending": 1, "scheduled": 1, "parked": 0, "claimed": 0, "running": 0, "failed": 0,
         "max_concurrency": None, "suspended": False,
     }  # fmt: skip
     assert (mail["failed"], mail["suspended"]) == (1, True)

@@ -20,6 +20,7 @@ from horsies.executor import pool as pools
 from horsies.executor.forkserver import SpawnLauncher
 from horsies.executor.pool import ChildPool, Shape
 from horsies.executor.protocol import ChildKind, ChildSettings
+from horsies.worker.steps import StepWriter
 from horsies.worker.task_output import TaskOutputWriter
 from tests.e2e.pipes import child, settings_for
 from tests.support.workers import Workplace
@@ -240,7 +241,7 @@ async def _pool(
 ) -> AsyncGenerator[ChildPool]:
     """Serial children; what is said of their calls goes into the list."""
     launcher = launcher or SpawnLauncher(settings)
-    pool = ChildPool(Shape(ChildKind.SERIAL, size), launcher, TaskOutputWriter(), None)
+    pool = ChildPool(Shape(ChildKind.SERIAL, size), launcher, TaskOutputWriter(), StepWriter(), None)
     try:
         await pool.start(_Events(seen))
         yield pool

@@ -105,6 +105,7 @@ NODE = (
     "INSERT INTO horsies_workflow_tasks (workflow_id, kind, join_type, node_id, task_name, task_index, status, open_deps,"
     f" dependencies) VALUES ('{HERE}', 'task', 'all', 'n', 'add',"
 )
+PARK = "UPDATE horsies_tasks_live SET parked_at = now(), enqueued_at = '9999-01-01';"
 BROKEN = [
     ("limbo", HELD),
     ("limbo", DEAD + HELD_NOW),
@@ -116,6 +117,13 @@ BROKEN = [
     ("ownership", UNOWNED + f"{TASK} VALUES ('add', 'PENDING', true, '{HERE}', now(), NULL, NULL);"),
     ("ownership", UNOWNED + f"{TASK} VALUES ('add', 'RUNNING', true, NULL, now(), now(), NULL);"),
     ("ownership", f"{TASK} VALUES ('add', 'RUNNING', true, '{HERE}', NULL, now(), NULL);"),
+    ("stalled_steps", f"{TASK} VALUES ('add', 'PENDING', true, NULL, NULL, NULL, NULL); {PARK}"),
+    (
+        "stalled_steps",
+        f"{TASK} VALUES ('add', 'PENDING', true, NULL, NULL, NULL, NULL); {PARK}"
+        "INSERT INTO horsies_steps (task_id, name, kind, claim_seq, attempt, open_calls, calls)"
+        " SELECT id, 'double', 'call', 1, 1, 1, ARRAY[gen_random_uuid()] FROM horsies_tasks;",
+    ),
     ("undated", f"{TASK} VALUES ('add', 'COMPLETED', false, NULL, NULL, NULL, NULL);"),
     (
         "twins",

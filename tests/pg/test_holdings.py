@@ -24,6 +24,7 @@ from horsies.worker.claim import Capacity, Limits
 from horsies.worker.pacing import LOST_SESSION_SECONDS
 from horsies.worker.round_trips import Holdings
 from horsies.worker.settle import Settler
+from horsies.worker.steps import StepWriter
 from horsies.worker.task_output import TaskOutputWriter
 from tests.pg.hands import OK, Hands
 from tests.support.proxy import Proxy
@@ -91,7 +92,9 @@ class Desk:
             poll_seconds=1.0,
             hold_seconds=HOLD_SECONDS,
         )
-        self.pool = ChildPool(Shape(ChildKind.SERIAL, CHILDREN), self._launcher, TaskOutputWriter(), None)
+        self.pool = ChildPool(
+            Shape(ChildKind.SERIAL, CHILDREN), self._launcher, TaskOutputWriter(), StepWriter(), None
+        )
         self.capacity = Capacity([self.pool], limits)
         self.prefetched = self.capacity.prefetched
         self.settler = Settler(app)

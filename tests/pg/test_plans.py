@@ -23,12 +23,22 @@ WORKER = UUID(int=1)
 SINCE = "2000-01-01"
 KEY, CLAIM, EXPIRY = "horsies_tasks_live_pkey", "horsies_tasks_live_claim", "horsies_tasks_live_expiry"
 KEYED = "horsies_tasks_live_keyed"
-FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until", KEYED: "queue_name"}
+PARKED = "horsies_tasks_live_parked"
+FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until", KEYED: "queue_name", PARKED: "enqueued_at"}
 
 _LANE = {"pool": 0, "queue_name": "default", "is_async": False, "rate_key": "", "quota": 100}
 _FROM_THE_START = {"priority": 0, "enqueued_at": SINCE, "id": str(UUID(int=0))}
 _ID = str(UUID(int=7))
 _FAILURE = {"id": _ID, "claim_seq": 1, "result": "1", "delay_seconds": 1.0, "on_failure": "add"}
+_STEP = {
+    "task_id": _ID,
+    "claim_seq": 1,
+    "name": "a",
+    "kind": "step",
+    "attempt": 1,
+    "seconds": 0.1,
+    "result": "1",
+}
 VALUES: Mapping[str, Any] = {
     "completed": json.dumps({f"{_ID}/1": "1"}),
     "starts": json.dumps({f"{_ID}/1": 1}),
@@ -39,6 +49,14 @@ VALUES: Mapping[str, Any] = {
     "caps": json.dumps([{"queue_name": "default", "max_tasks": 5, "in_use": 0, "recorded": 0}]),
     "rates": ["add"],
     "queues": ["default", "other"],
+    "steps": json.dumps([_STEP]),
+    "tasks": json.dumps([_STEP]),
+    "parks": json.dumps(
+        [{"id": _ID, "claim_seq": 1, "attempt": 1, "step": {"name": "rest", "kind": "sleep", "seconds": 1}}]
+    ),
+    "timeout": "1",
+    "task_id": _ID,
+    "claim_seq": "1",
     "shown": 100,
     "limit": 100,
     "batch": 100,
@@ -112,7 +130,13 @@ def busy_url(quiet_url: str) -> Iterator[str]:
         ("cancellation", "cancel", {KEY}),
         ("tasks", "expire", {KEY, EXPIRY}),
         # The first row by expiry is one step into that index.
-        ("tasks", "next_due", {CLAIM, KEYED, f"{EXPIRY}, from its start"}),
+        ("tasks", "next_due", {CLAIM, KEYED, f"{EXPIRY}, from its start", f"{PARKED}, from its start"}),
+        ("steps", "store", {KEY}),
+        ("steps", "load", {KEY}),
+        ("steps", "lock_to_park", {KEY}),
+        ("steps", "park", {KEY}),
+        ("steps", "wake_due", {KEY, PARKED}),
+        ("steps", "fence", {KEY}),
         ("tasks", "watch", {KEY}),
         ("tasks", "look", {KEY}),
         ("inspect", "task", {KEY}),
@@ -132,6 +156,9 @@ BY_KEY = [
     ("tasks", "give_back"),
     ("tasks", "defer_unknown"),
     ("tasks", "watch"),
+    ("steps", "store"),
+    ("steps", "load"),
+    ("steps", "park"),
     ("cancellation", "cancel"),
     ("workflows", "complete"),
     ("workflows", "complete_and_load"),

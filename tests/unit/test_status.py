@@ -69,7 +69,7 @@ def test_outcomes_and_worker_states_are_the_documented_ones():
 def test_every_built_in_code_is_registered_under_its_value_and_none_twice():
     members = [*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCode]
 
-    assert len(BUILTIN_CODE_REGISTRY) == len(members) == 29
+    assert len(BUILTIN_CODE_REGISTRY) == len(members) == 33
     assert all(BUILTIN_CODE_REGISTRY[member.value] is member for member in members)
 
 

@@ -95,6 +95,12 @@ INVARIANTS = (
         "set status to PENDING and claimed_by_worker_id and claimed_at to NULL, and add 1 to claim_seq",
     ),
     Check(
+        "stalled_steps",
+        "parked task",
+        "waiting for something that cannot come",
+        "rows were changed by hand: SELECT horsies_wake(ARRAY['…'::uuid]) lets a task go on, which finds what is missing",
+    ),
+    Check(
         "undated",
         "finished task",
         "without terminal_at",

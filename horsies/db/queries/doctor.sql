@@ -33,6 +33,18 @@ SELECT id::text FROM horsies_tasks_live
  WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')
    AND ((status = 'PENDING') <> (claimed_by_worker_id IS NULL) OR (status = 'PENDING') <> (claimed_at IS NULL));
 
+-- name: stalled_steps
+-- Parked tasks that nothing will let go on: without an open step, or with called tasks that have all ended or are gone.
+SELECT task.id::text
+  FROM horsies_tasks_live AS task
+ WHERE task.parked_at IS NOT NULL AND task.status = 'PENDING'
+   AND (task.enqueued_at >= '9999-01-01' OR NOT EXISTS (SELECT FROM horsies_steps AS step
+                                                         WHERE step.task_id = task.id AND step.ended_at IS NULL))
+   AND NOT EXISTS (SELECT FROM horsies_steps AS step
+                    WHERE step.task_id = task.id AND step.ended_at IS NULL
+                      AND (step.kind = 'wait'
+                           OR EXISTS (SELECT FROM horsies_tasks_live AS child WHERE child.id = ANY (step.calls))));
+
 -- name: undated
 SELECT id::text FROM horsies_tasks_history WHERE terminal_at IS NULL;
 

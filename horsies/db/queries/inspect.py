@@ -18,6 +18,8 @@ from psycopg.rows import class_row, dict_row
 from horsies.codec.results import STORED_SHOWN, error_of
 from horsies.db.connection import Connection
 from horsies.db.ids import LONG_AGO, not_before
+from horsies.db.queries import steps
+from horsies.db.queries.steps import Called, Caller, SignalRow, StepRow
 from horsies.db.queries.tasks import TaskLogLine, TaskProgress, log_lines, progress
 from horsies.db.queries.why import MOST_AHEAD, WaitingFacts, reasons_of
 from horsies.db.sql import statements
@@ -115,13 +117,20 @@ class Attempt(NamedTuple):
 
 
 class FullTask(NamedTuple):
-    """A task with its attempts, the reasons why it is not running, its progress and its log."""
+    """A task with its attempts, the reasons why it is not running, its progress, its log and its steps.
+
+    `caller` is the task that has called it, and `called` has the tasks that its steps have called.
+    """
 
     task: TaskDetail
     attempts: list[Attempt]
     reasons: list[str]
     progress: TaskProgress | None
     logs: list[TaskLogLine]
+    steps: Sequence[StepRow] = ()
+    signals: Sequence[SignalRow] = ()
+    caller: Caller | None = None
+    called: Sequence[Called] = ()
 
 
 class TaskFilter(NamedTuple):
@@ -164,7 +173,7 @@ class TaskPage(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """A queue with its counts. Pending tasks are due and wait; scheduled ones are not due yet.
+    """A queue with its counts. Pending tasks are due and wait; scheduled ones are not due yet; parked ones wait in a step.
 
     A deep queue has more tasks than are counted. Its `sounded` values are those that a worker stored within the last minutes.
     """
@@ -174,6 +183,7 @@ class Queue(NamedTuple):
     scheduled: int = 0
     claimed: int = 0
     running: int = 0
+    parked: int = 0
     oldest_pending_seconds: float | None = None
     is_deep: bool = False
     sounded: int | None = None
@@ -459,6 +469,10 @@ async def full_task(
         reasons=await why(connection, task_id) or [] if with_reasons else [],
         progress=await progress(connection, task_id),
         logs=await log_lines(connection, task_id),
+        steps=await steps.steps(connection, task_id, shown),
+        signals=await steps.signals(connection, task_id),
+        caller=await steps.parent(connection, task_id),
+        called=await steps.children(connection, task_id),
     )
 
 

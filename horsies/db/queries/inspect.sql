@@ -164,7 +164,8 @@ SELECT task.id::text AS id, left(task.task_name, 300) AS task_name, left(task.st
        (SELECT count(*) FROM (
             SELECT FROM horsies_tasks_live AS ahead
              WHERE ahead.queue_name = task.queue_name AND ahead.is_async = task.is_async AND ahead.status = 'PENDING'
-               AND ahead.enqueued_at <= now() AND ahead.priority <> 0 AND (key.lane IS NULL OR ahead.rate_key = key.lane)
+               AND ahead.enqueued_at <= now() AND ahead.priority <> 0 AND ahead.parked_at IS NULL
+               AND (key.lane IS NULL OR ahead.rate_key = key.lane)
                AND (ahead.priority, ahead.enqueued_at, ahead.id) < (task.priority, task.enqueued_at, task.id)
              LIMIT %(most)s) AS ahead)::integer AS ahead,
        (SELECT coalesce(sum(processes), 0) FROM serving)::bigint AS slots,
@@ -174,7 +175,9 @@ SELECT task.id::text AS id, left(task.task_name, 300) AS task_name, left(task.st
          WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED') AS paused_workflow,
        moment.now - extract(epoch FROM task.unknown_since)::double precision AS unknown_for,
        extract(epoch FROM task.unknown_until)::double precision - moment.now AS fails_in,
-       moment.now - extract(epoch FROM task.cancel_asked_at)::double precision AS asked_to_stop
+       moment.now - extract(epoch FROM task.cancel_asked_at)::double precision AS asked_to_stop,
+       left(step.name, 300) AS parked_in, left(step.kind, 300) AS parked_kind,
+       extract(epoch FROM step.due_at)::double precision - moment.now AS parked_for, step.open_calls
   FROM task CROSS JOIN (SELECT extract(epoch FROM now())::double precision AS now) AS moment
   LEFT JOIN LATERAL (
        SELECT task.rate_key AS lane, left(substr(task.rate_key, 5), 300) AS key,
@@ -185,14 +188,18 @@ SELECT task.id::text AS id, left(task.task_name, 300) AS task_name, left(task.st
               (SELECT known.key_seconds FROM horsies_task_definitions AS known
                 WHERE known.task_name = task.task_name) AS seconds
         WHERE task.rate_key >= 'key=' AND task.rate_key < 'key>') AS key ON true
+  LEFT JOIN LATERAL (SELECT * FROM horsies_steps AS step
+                      WHERE task.parked_at IS NOT NULL AND step.task_id = task.id AND step.ended_at IS NULL
+                      ORDER BY step.started_at DESC LIMIT 1) AS step ON true
  ORDER BY task.live DESC LIMIT 1;
 
 -- fragment: live_queues
 WITH RECURSIVE live (queue_name) AS (
-    (SELECT queue_name FROM horsies_tasks_live WHERE priority <> 0 ORDER BY queue_name LIMIT 1)
+    (SELECT queue_name FROM horsies_tasks_live WHERE priority <> 0 AND parked_at IS NULL ORDER BY queue_name LIMIT 1)
     UNION ALL
     SELECT (SELECT task.queue_name FROM horsies_tasks_live AS task
-             WHERE task.queue_name > live.queue_name AND task.priority <> 0 ORDER BY task.queue_name LIMIT 1)
+             WHERE task.queue_name > live.queue_name AND task.priority <> 0 AND task.parked_at IS NULL
+             ORDER BY task.queue_name LIMIT 1)
       FROM live WHERE live.queue_name IS NOT NULL
 )
 
@@ -201,8 +208,12 @@ WITH RECURSIVE live (queue_name) AS (
 -- each queue. For a deeper queue it adds the count that a worker last stored in horsies_depths.
 {live_queues}, alive AS (
     SELECT worker_id, queues FROM horsies_workers WHERE dead_at IS NULL AND lease_expires_at > now()
+), parked AS MATERIALIZED (
+    SELECT queue_name, count(*) AS tasks
+      FROM (SELECT queue_name FROM horsies_tasks_live WHERE parked_at IS NOT NULL LIMIT %(most)s) AS first GROUP BY 1
 ), names AS (
     SELECT queue_name FROM live WHERE queue_name IS NOT NULL
+    UNION SELECT queue_name FROM parked
     UNION SELECT queue_name FROM alive CROSS JOIN LATERAL unnest(queues) AS queue_name WHERE queue_name IS NOT NULL
     UNION SELECT queue_name FROM horsies_suspensions WHERE queue_name <> ''
 ), limits AS (
@@ -216,7 +227,7 @@ WITH RECURSIVE live (queue_name) AS (
      GROUP BY key
 )
 SELECT left(queue_name, 300) AS name, counted.pending, counted.scheduled, counted.claimed, counted.running,
-       counted.oldest AS oldest_pending_seconds, counted.looked_at >= %(most)s AS is_deep, sounding.pending AS sounded,
+       coalesce(parked.tasks, 0) AS parked, counted.oldest AS oldest_pending_seconds, counted.looked_at >= %(most)s AS is_deep, sounding.pending AS sounded,
        sounding.oldest_pending_seconds AS sounded_oldest_seconds, limits.max_concurrency, suspension.suspended_by,
        (SELECT count(*) FROM alive WHERE names.queue_name = ANY (alive.queues)) AS workers
   FROM names
@@ -229,7 +240,7 @@ SELECT left(queue_name, 300) AS name, counted.pending, counted.scheduled, counte
               extract(epoch FROM now())::double precision - extract(epoch FROM
                   min(enqueued_at) FILTER (WHERE status = 'PENDING' AND enqueued_at <= now()))::double precision AS oldest
          FROM (SELECT status, enqueued_at FROM horsies_tasks_live AS task
-                WHERE task.queue_name = names.queue_name AND task.priority <> 0
+                WHERE task.queue_name = names.queue_name AND task.priority <> 0 AND task.parked_at IS NULL
                 ORDER BY task.queue_name, is_async, rate_key, priority, enqueued_at, id
                 LIMIT %(most)s) AS first) AS counted
   LEFT JOIN LATERAL (
@@ -237,6 +248,7 @@ SELECT left(queue_name, 300) AS name, counted.pending, counted.scheduled, counte
         WHERE depth.queue_name = names.queue_name AND minute > now() - interval '5 minutes'
         ORDER BY minute DESC LIMIT 1) AS sounding ON counted.looked_at >= %(most)s
   LEFT JOIN limits USING (queue_name)
+  LEFT JOIN parked USING (queue_name)
   LEFT JOIN horsies_suspensions AS suspension USING (queue_name)
  ORDER BY names.queue_name;
 
@@ -274,7 +286,7 @@ SELECT snapshot_at, state, hostname, pid, processes, queues, tasks_running, task
     UNION
     SELECT head.id FROM live
      CROSS JOIN LATERAL (SELECT task.id FROM horsies_tasks_live AS task
-                          WHERE task.queue_name = live.queue_name AND task.priority <> 0
+                          WHERE task.queue_name = live.queue_name AND task.priority <> 0 AND task.parked_at IS NULL
                           ORDER BY task.queue_name, is_async, rate_key, priority, enqueued_at, id LIMIT 1000) AS head
 )
 SELECT task.id::text AS task_id, left(task.task_name, 300) AS task_name, left(task.queue_name, 300) AS queue_name,

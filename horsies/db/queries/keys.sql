@@ -16,16 +16,16 @@ SELECT left(substr(chosen.rate_key, 5), 300) AS key, running.tasks AS running, w
                 CROSS JOIN LATERAL (
                       SELECT enqueued_at FROM horsies_tasks_live AS task
                        WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
-                         AND task.rate_key = chosen.rate_key AND task.priority <> 0 AND task.status = 'PENDING'
+                         AND task.rate_key = chosen.rate_key AND task.priority <> 0 AND task.parked_at IS NULL AND task.status = 'PENDING'
                          AND task.enqueued_at <= now() LIMIT %(most)s) AS task
                 LIMIT %(most)s) AS due) AS waiting
 
 -- fragment: lanes_of_keys
 WITH RECURSIVE live (queue_name) AS (
-    (SELECT queue_name FROM horsies_tasks_live WHERE priority <> 0 ORDER BY queue_name LIMIT 1)
+    (SELECT queue_name FROM horsies_tasks_live WHERE priority <> 0 AND parked_at IS NULL ORDER BY queue_name LIMIT 1)
     UNION ALL
     SELECT (SELECT task.queue_name FROM horsies_tasks_live AS task
-             WHERE task.queue_name > live.queue_name AND task.priority <> 0 ORDER BY task.queue_name LIMIT 1)
+             WHERE task.queue_name > live.queue_name AND task.priority <> 0 AND task.parked_at IS NULL ORDER BY task.queue_name LIMIT 1)
       FROM live WHERE live.queue_name IS NOT NULL
 ), lane AS MATERIALIZED (
     SELECT live.queue_name, kind.is_async FROM live CROSS JOIN (VALUES (false), (true)) AS kind (is_async)
@@ -44,7 +44,7 @@ WITH RECURSIVE live (queue_name) AS (
              CROSS JOIN LATERAL (
                    SELECT rate_key, enqueued_at FROM horsies_tasks_live AS task
                     WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
-                      AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.enqueued_at <= now()
+                      AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.parked_at IS NULL AND task.enqueued_at <= now()
                       AND task.status = 'PENDING'
                     ORDER BY task.queue_name, task.is_async, task.enqueued_at LIMIT %(read)s) AS task) AS oldest
          GROUP BY rate_key ORDER BY since LIMIT %(limit)s) AS longest

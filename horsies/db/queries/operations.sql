@@ -87,7 +87,7 @@ WITH found AS (
                                     32767),
            retry_count = 0, crash_count = 0, enqueued_at = now(), unknown_since = NULL, unknown_until = NULL, next_retry_at = NULL,
            good_until = CASE WHEN task.good_until > now() THEN task.good_until END,
-           claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
+           claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, parked_at = NULL,
            completed_at = NULL, failed_at = NULL, terminal_at = NULL, result = NULL, error_code = NULL, failed_reason = NULL
       FROM chosen
      WHERE NOT task.live AND task.id = chosen.id AND task.terminal_at = chosen.terminal_at AND task.status = 'FAILED'

@@ -66,11 +66,11 @@ SELECT task.id::text, task.claim_seq, task.workflow_id::text, task.workflow_inde
                UNION ALL
                SELECT DISTINCT task.rate_key FROM horsies_tasks_live AS task
                 WHERE given.rate_key IS NULL AND task.queue_name = given.queue_name AND task.is_async = given.is_async
-                  AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.priority <> 0) AS key) AS lane
+                  AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.priority <> 0 AND task.parked_at IS NULL) AS key) AS lane
  CROSS JOIN LATERAL (
        SELECT id, claim_seq, workflow_id, workflow_index FROM horsies_tasks_live AS task
         WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
-          AND task.rate_key = lane.rate_key AND task.priority <> 0
+          AND task.rate_key = lane.rate_key AND task.priority <> 0 AND task.parked_at IS NULL
           AND task.enqueued_at <= now() AND task.status = 'PENDING'
           AND (task.good_until IS NULL OR task.good_until > now())
         ORDER BY task.priority, task.enqueued_at, task.id LIMIT lane.quota) AS task;

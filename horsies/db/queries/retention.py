@@ -81,7 +81,7 @@ async def count(connection: Connection, which: Old) -> int:
 async def delete(
     connection: Connection, which: Old, batch: int, *, as_worker: bool = False
 ) -> AsyncGenerator[int]:
-    """Delete finished tasks with their attempts, progress and logs; yield the number of tasks after each batch.
+    """Delete finished tasks with all that belongs to them; yield the number of tasks after each batch.
 
     A worker may only delete tasks that are older than `MIN_AGE`. Deleting younger ones takes the operator role.
     """
@@ -106,7 +106,7 @@ async def delete(
 async def delete_records(
     connection: Connection, what: str, before: datetime, batch: int
 ) -> AsyncGenerator[int]:
-    """Delete old `attempts`, `progress`, `logs`, `keys`, `actions` or `workflows`, or clear old `results`.
+    """Delete old `attempts`, `progress`, `logs`, `steps`, `signals`, `keys`, `actions` or `workflows`, or clear old `results`.
 
     Yield the number of rows after each batch.
     """

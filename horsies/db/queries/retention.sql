@@ -12,7 +12,7 @@ SELECT count(*) FROM horsies_tasks_history
  WHERE terminal_at < %(before)s AND queue_name <> ALL (%(others)s::text[]) AND {matches_filter};
 
 -- name: delete
--- Delete finished tasks with their attempts, progress and logs. The time at which a task ended selects its one partition.
+-- Delete finished tasks with all that belongs to them. The time at which a task ended selects its one partition.
 WITH gone AS (
     DELETE FROM horsies_tasks_history AS task
      USING unnest(%(ids)s::uuid[], %(ended)s::text[]::timestamptz[]) AS old (id, terminal_at)
@@ -24,6 +24,10 @@ WITH gone AS (
     DELETE FROM horsies_progress AS progress USING gone WHERE progress.task_id = gone.id
 ), logs AS (
     DELETE FROM horsies_task_logs AS line USING gone WHERE line.task_id = gone.id
+), steps AS (
+    DELETE FROM horsies_steps AS step USING gone WHERE step.task_id = gone.id
+), signals AS (
+    DELETE FROM horsies_signals AS signal USING gone WHERE signal.task_id = gone.id
 )
 SELECT id FROM gone;
 

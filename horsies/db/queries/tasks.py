@@ -264,8 +264,8 @@ class TaskState(NamedTuple):
 class Failure(msgspec.Struct, frozen=True):
     """A failed attempt. With a delay the task is retried.
 
-    A `snoozed` task is run again later, and the run does not count as an attempt. If it `holds_lane`, no task of its key or rate
-    limit starts before that. An `asked` failure applies only if the task
+    A `snoozed` task is run again later, and so is a parked one; the run does not count as an attempt. If it `holds_lane`, no task
+    of its key or rate limit starts before that. An `asked` failure applies only if the task
     was cancelled. When the task has failed for good, the task named `on_failure` is sent.
     """
 
@@ -282,6 +282,11 @@ class Failure(msgspec.Struct, frozen=True):
     asked: bool = False
     on_failure: str | None = None
     holds_lane: bool = False
+    # JSON: the step in which the task is to be parked. Such a run is no failure, and not an attempt.
+    park: str | None = None
+    attempt: int = 0
+    # The task crashed and may run again if it has stored steps.
+    resumable: bool = False
 
 
 def stopped(task: Claimed | Completed) -> Failure:

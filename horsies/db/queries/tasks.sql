@@ -113,6 +113,7 @@ WITH ORDINALITY AS lane (pool, queue_name, is_async, rate_key, quota, priority, 
 -- `priority <> 0` is true for every task. It is the condition of the index for claims, so that no other statement uses it.
 SELECT id, good_until, task_name, cost FROM horsies_tasks_live AS task
  WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.priority <> 0
+   AND task.parked_at IS NULL
    AND (task.priority, task.enqueued_at, task.id) > (lane.priority, lane.enqueued_at, lane.id)
    AND task.enqueued_at <= now() AND task.status = 'PENDING' AND (task.good_until IS NULL OR task.good_until > now())
 
@@ -295,7 +296,7 @@ SELECT count(pg_notify(horsies_queue_channel(lane.queue_name), '')) AS queues
 -- fragment: waiting_of_key
 LATERAL (SELECT FROM horsies_tasks_live AS task
           WHERE task.queue_name = lane.queue_name AND task.is_async = kind.is_async AND task.rate_key = ended.rate_key
-            AND task.priority <> 0 AND task.enqueued_at <= now() AND task.status = 'PENDING' LIMIT 1) AS task
+            AND task.priority <> 0 AND task.parked_at IS NULL AND task.enqueued_at <= now() AND task.status = 'PENDING' LIMIT 1) AS task
 
 -- name: wake_for_keys
 -- Tasks of these keys have ended, and this worker may not have claimed the next ones: wake sleeping workers that could.
@@ -329,7 +330,7 @@ WITH given AS MATERIALIZED (
                           SELECT (SELECT CASE WHEN task.rate_key < 'key>' THEN task.rate_key END
                                     FROM horsies_tasks_live AS task
                                    WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
-                                     AND task.priority <> 0 AND task.rate_key > step.key AND task.rate_key >= 'key='
+                                     AND task.priority <> 0 AND task.parked_at IS NULL AND task.rate_key > step.key AND task.rate_key >= 'key='
                                    ORDER BY task.rate_key LIMIT 1) AS key) AS next
                     WHERE step.number < %(steps)s
                       AND NOT (step.is_around AND (next.key IS NULL OR next.key > lane.after))
@@ -341,7 +342,7 @@ WITH given AS MATERIALIZED (
                         FROM (SELECT task.task_name, coalesce(task.cost, 1) AS cost
                                 FROM horsies_tasks_live AS task
                                WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
-                                 AND task.rate_key = step.key AND task.priority <> 0
+                                 AND task.rate_key = step.key AND task.priority <> 0 AND task.parked_at IS NULL
                                  AND task.enqueued_at <= now() AND task.status = 'PENDING'
                                  AND (task.good_until IS NULL OR task.good_until > now())
                                ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) AS head
@@ -709,15 +710,16 @@ SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, id, task_nam
 
 -- fragment: in_lane
 task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.rate_key = lane.rate_key AND task.priority <> 0
+AND task.parked_at IS NULL
 
 -- name: next_due
 -- Return the seconds until the next delayed task of these queues is due, a task expires, a rate limit or a key allows a task, or
--- a timer of a workflow is due; and true if there are tasks with keys. Each priority in a lane costs one descent of the claim index, however many tasks there are.
+-- a timer of a workflow or a parked task is due; and true if there are tasks with keys. Each priority in a lane costs one descent of the claim index, however many tasks there are.
 WITH RECURSIVE lane AS MATERIALIZED (
     SELECT queue_name, is_async, rate_key,
            rate_key = '' AND (SELECT CASE WHEN task.rate_key < 'key>' THEN true END FROM horsies_tasks_live AS task
                                WHERE task.queue_name = given.queue_name AND task.is_async = kind.is_async
-                                 AND task.rate_key >= 'key=' AND task.priority <> 0
+                                 AND task.rate_key >= 'key=' AND task.priority <> 0 AND task.parked_at IS NULL
                                ORDER BY task.rate_key LIMIT 1) IS NOT NULL AS has_keys
       FROM unnest(%(queues)s::text[]) AS given (queue_name), (VALUES (false), (true)) AS kind (is_async),
            unnest(%(rates)s::text[] || ''::text) AS rate (rate_key)
@@ -740,6 +742,8 @@ WITH RECURSIVE lane AS MATERIALIZED (
     UNION ALL
     SELECT min(deadline_at) FROM horsies_workflows WHERE deadline_at IS NOT NULL
     UNION ALL
+    SELECT min(enqueued_at) FROM horsies_tasks_live WHERE parked_at IS NOT NULL
+    UNION ALL
     -- A task that may start now is left to the next claim. If that claim does not get it, another worker has used up the
     -- rate: check again after one second.
     SELECT CASE WHEN rate.at > now() THEN rate.at ELSE now() + interval '1 s' END
@@ -754,7 +758,7 @@ WITH RECURSIVE lane AS MATERIALIZED (
     UNION ALL
     SELECT (SELECT min(task.enqueued_at) FROM horsies_tasks_live AS task
              WHERE task.queue_name = kind.queue_name AND task.is_async = kind.is_async
-               AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.enqueued_at > now())
+               AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.parked_at IS NULL AND task.enqueued_at > now())
       FROM lane AS kind WHERE kind.rate_key = '' AND kind.has_keys
     UNION ALL
     -- Many keys may come free one after the other. A worker need not wake up for each of them.

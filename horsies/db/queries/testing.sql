@@ -8,6 +8,9 @@ WITH task AS (
            next_retry_at = next_retry_at - make_interval(secs => %(seconds)s),
            good_until = good_until - make_interval(secs => %(seconds)s)
      WHERE status = 'PENDING'
+), step AS (
+    UPDATE horsies_steps SET due_at = due_at - make_interval(secs => %(seconds)s)
+     WHERE ended_at IS NULL AND due_at IS NOT NULL
 ), node AS (
     UPDATE horsies_workflow_tasks
        SET due_at = due_at - make_interval(secs => %(seconds)s),

@@ -51,12 +51,18 @@ class WaitingFacts(NamedTuple):
     key_holders: Sequence[str] = ()
     key_paused_by: str | None = None
     key_allows_in: float | None = None
+    parked_in: str | None = None
+    parked_kind: str | None = None
+    parked_for: float | None = None
+    open_calls: int | None = None
 
 
 def reasons_of(facts: WaitingFacts) -> list[str]:
     """Return a sentence for each reason why the task is not running, the most important first."""
     if facts.status != "PENDING":
         return [_not_pending(facts)]
+    if facts.parked_in is not None:
+        return [_parked(facts)]
     found = list(_blocking(facts))
     return found or ["Nothing holds it up: it should start any moment."]
 
@@ -78,6 +84,24 @@ def _not_pending(facts: WaitingFacts) -> str:
             return f"It failed{since} with {facts.error_code}; `horsies retry {facts.id}` runs it again."
         case _:
             return f"It has ended{since}: it is {facts.status}."
+
+
+def _parked(facts: WaitingFacts) -> str:
+    """Return what a parked task waits for."""
+    where = f"It is parked in step {facts.parked_in!r}"
+    until = "" if facts.parked_for is None else f"{span(max(0.0, facts.parked_for))}"
+    match facts.parked_kind:
+        case "sleep":
+            return f"{where} and goes on in {until or 'a moment'}."
+        case "wait":
+            limit = f"; it waits for {until} more" if until else ""
+            return (
+                f"{where} until it is signalled{limit}: `horsies signal {facts.id} {facts.parked_in} VALUE`."
+            )
+        case _:
+            count = facts.open_calls or 0
+            called = "task that it has called has" if count == 1 else "tasks that it has called have"
+            return f"{where} until {count:,} {called} ended; `horsies show {facts.id}` lists them."
 
 
 def _blocking(facts: WaitingFacts) -> Iterator[str]:

@@ -305,7 +305,7 @@ WITH flow AS (
        SET status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL,
            enqueued_at = '9999-01-01'
       FROM horsies_workflow_tasks AS node
-     WHERE {is_enqueued} AND task.status IN ('PENDING', 'CLAIMED')
+     WHERE {is_enqueued} AND task.status IN ('PENDING', 'CLAIMED') AND task.parked_at IS NULL
 )
 SELECT count(CASE WHEN awaited THEN pg_notify('workflow_done', id::text) END) FROM flow;
 
@@ -324,7 +324,7 @@ WITH flow AS (
 ), due AS (
     UPDATE horsies_tasks AS task SET enqueued_at = greatest(now(), task.next_retry_at)
       FROM horsies_workflow_tasks AS node
-     WHERE {is_enqueued} AND task.status = 'PENDING'
+     WHERE {is_enqueued} AND task.status = 'PENDING' AND task.parked_at IS NULL
     RETURNING task.queue_name
 )
 SELECT count(pg_notify(horsies_queue_channel(queue_name), '')) FROM (SELECT DISTINCT queue_name FROM due) AS touched;
@@ -408,11 +408,12 @@ UPDATE horsies_workflow_tasks AS node SET due_at = NULL
 UPDATE horsies_workflows SET deadline_at = NULL WHERE deadline_at <= now() AND id = ANY (%(ids)s::uuid[]);
 
 -- name: next_timer
--- Return the seconds until the next sleep, signal timeout or deadline is due, a day at most. A timestamp can be infinite;
+-- Return the seconds until the next sleep, signal timeout or deadline is due, or a parked task, a day at most. A timestamp can be infinite;
 -- PostgreSQL before version 17 cannot subtract from that.
 SELECT extract(epoch FROM greatest(least(at, now() + interval '1 day'), now()) - now())::double precision
   FROM (SELECT least((SELECT min(due_at) FROM horsies_workflow_tasks WHERE due_at IS NOT NULL),
-                     (SELECT min(deadline_at) FROM horsies_workflows WHERE deadline_at IS NOT NULL)) AS at) AS next
+                     (SELECT min(deadline_at) FROM horsies_workflows WHERE deadline_at IS NOT NULL),
+                     (SELECT min(enqueued_at) FROM horsies_tasks_live WHERE parked_at IS NOT NULL)) AS at) AS next
  WHERE at IS NOT NULL;
 
 -- name: reset

@@ -76,7 +76,13 @@ CREATE TABLE horsies_tasks (
     -- The time at which that task fails.
     unknown_until        timestamptz,
     -- How much of the rate of its key the task uses up. NULL stands for 1.
-    cost                 real
+    cost                 real,
+    -- The time at which the task was parked. It waits for `enqueued_at`, for a signal or for tasks that it has called, and no
+    -- worker claims it: it is not in the index for claims.
+    parked_at            timestamptz,
+    -- The task that has called this one and waits for it, and the step in which it did.
+    parent_id            uuid,
+    parent_step          text
 ) PARTITION BY LIST (live);
 
 -- No index or predicate on the live partition names a column that a claim changes. So a claim is a HOT update, which writes
@@ -91,6 +97,8 @@ CREATE TABLE horsies_tasks_live PARTITION OF horsies_tasks (
 CREATE INDEX horsies_tasks_live_expiry ON horsies_tasks_live (good_until) WHERE good_until IS NOT NULL;
 CREATE UNIQUE INDEX horsies_tasks_live_unique ON horsies_tasks_live (unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX horsies_tasks_live_unknown ON horsies_tasks_live (task_name) WHERE unknown_since IS NOT NULL;
+-- The parked tasks by the time at which they go on.
+CREATE INDEX horsies_tasks_live_parked ON horsies_tasks_live (enqueued_at, id) WHERE parked_at IS NOT NULL;
 -- The failed tasks that could not be moved to history. As a rule there are none, and a list of failures need not read the table.
 CREATE INDEX horsies_tasks_live_failed ON horsies_tasks_live (failed_at, id) WHERE failed_at IS NOT NULL;
 
@@ -101,13 +109,16 @@ ALTER TABLE horsies_tasks_live ADD CONSTRAINT horsies_tasks_live_pkey PRIMARY KE
 -- The index for claims ends in the key, too. In a table that is nearly empty and full of dead rows, as next to an old
 -- snapshot, the planner would take it for as good a way to a task by its key, and walk over all dead rows. Its condition
 -- reserves the index for claims: they say `priority <> 0`, which is true of every task. (With `priority > 0`, a claim
--- would begin to read there, and not after the last claimed task.)
+-- would begin to read there, and not after the last claimed task.) Parked tasks are not in the index, so that no claim walks
+-- over them, however many there are.
 CREATE INDEX horsies_tasks_live_claim
-    ON horsies_tasks_live (queue_name, is_async, rate_key, priority, enqueued_at, id) WHERE priority <> 0;
+    ON horsies_tasks_live (queue_name, is_async, rate_key, priority, enqueued_at, id)
+ WHERE priority <> 0 AND parked_at IS NULL;
 
--- The tasks with a key by their due time. All other tasks are not in this index. Nothing but the next due time is read here.
+-- The tasks with a key by their due time. Parked and all other tasks are not in this index. Nothing but the next due time is read here.
 CREATE INDEX horsies_tasks_live_keyed
-    ON horsies_tasks_live (queue_name, is_async, enqueued_at) WHERE rate_key >= 'key=' AND rate_key < 'key>';
+    ON horsies_tasks_live (queue_name, is_async, enqueued_at)
+ WHERE rate_key >= 'key=' AND rate_key < 'key>' AND parked_at IS NULL;
 
 -- From PostgreSQL 18 on, an index can be searched for its last column alone: the search skips from one enqueued_at to the
 -- next. In the index for claims, that is a walk over everything. The planner thinks it is cheap if a bulk send has given all
@@ -178,6 +189,39 @@ CREATE TABLE horsies_task_logs (
     PRIMARY KEY (task_id, claim_seq, seq)
 );
 CREATE INDEX horsies_task_logs_age ON horsies_task_logs (at);
+
+-- The steps of tasks. A step with an `ended_at` is stored: its result is {"ok": …}, or {"err": …} for a wait or a call that
+-- failed, and never changes. A step without one is what its task waits for: until `due_at`, or for the tasks in `calls`, of
+-- which `open_calls` have not ended.
+CREATE TABLE horsies_steps (
+    task_id    uuid        NOT NULL,
+    name       text        NOT NULL,
+    kind       text        NOT NULL,
+    claim_seq  integer     NOT NULL,
+    attempt    integer     NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    ended_at   timestamptz,
+    due_at     timestamptz,
+    open_calls integer,
+    calls      uuid[],
+    result     text,
+    PRIMARY KEY (task_id, name),
+    CONSTRAINT horsies_steps_name CHECK (length(name) BETWEEN 1 AND 255),
+    CONSTRAINT horsies_steps_kind CHECK (kind IN ('step', 'transact', 'sleep', 'wait', 'call', 'calls')),
+    CONSTRAINT horsies_steps_result CHECK ((ended_at IS NULL) = (result IS NULL))
+);
+CREATE INDEX horsies_steps_age ON horsies_steps (started_at);
+
+-- The signals that tasks were given, as JSON. One that comes before its task waits for it is kept.
+CREATE TABLE horsies_signals (
+    task_id uuid        NOT NULL,
+    name    text        NOT NULL,
+    value   text        NOT NULL,
+    sent_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (task_id, name),
+    CONSTRAINT horsies_signals_name CHECK (length(name) BETWEEN 1 AND 255)
+);
+CREATE INDEX horsies_signals_age ON horsies_signals (sent_at);
 
 -- Signs of life of tasks that run for long. Nothing depends on them: the lease of a worker decides if it is alive.
 CREATE TABLE horsies_heartbeats (
@@ -675,8 +719,8 @@ BEGIN
 END $$
 $function$,
 
--- Delete tasks that ended at least an hour ago, with their attempts, progress and log lines; return the number of tasks. The
--- moment at which each ended names its partition.
+-- Delete tasks that ended at least an hour ago, with their attempts, progress, log lines, steps and signals; return the number
+-- of tasks. The moment at which each ended names its partition.
 $function$
 CREATE FUNCTION {schema}.horsies_delete_history(ids uuid[], ended timestamptz[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -694,6 +738,10 @@ BEGIN
         DELETE FROM {schema}.horsies_progress AS progress USING gone WHERE progress.task_id = gone.id
     ), logs AS (
         DELETE FROM {schema}.horsies_task_logs AS line USING gone WHERE line.task_id = gone.id
+    ), steps AS (
+        DELETE FROM {schema}.horsies_steps AS step USING gone WHERE step.task_id = gone.id
+    ), signals AS (
+        DELETE FROM {schema}.horsies_signals AS signal USING gone WHERE signal.task_id = gone.id
     )
     SELECT count(*) INTO deleted FROM gone;
     RETURN deleted;
@@ -746,6 +794,8 @@ BEGIN
           FROM (VALUES ('attempts', 'horsies_attempts', 'finished_at', true),
                        ('progress', 'horsies_progress', 'at', true),
                        ('logs', 'horsies_task_logs', 'at', true),
+                       ('steps', 'horsies_steps', 'started_at', true),
+                       ('signals', 'horsies_signals', 'sent_at', true),
                        ('keys', 'horsies_idempotency_keys', 'created_at', true),
                        ('actions', 'horsies_actions', 'acted_at', false),
                        ('states', 'horsies_worker_states', 'snapshot_at', false),
@@ -939,6 +989,81 @@ BEGIN
     -- Notify even if no worker sleeps: this transaction may commit long after the insert trigger looked for one.
     PERFORM pg_notify({schema}.horsies_queue_channel(coalesce(horsies_send.queue_name, known.queue_name, 'default')), '');
     RETURN wanted_id;
+END $$
+$function$,
+
+-- Let parked tasks go on: workers may claim them at once.
+$function$
+CREATE FUNCTION {schema}.horsies_wake(ids uuid[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    queues bigint;
+BEGIN
+    WITH woken AS (
+        UPDATE {schema}.horsies_tasks_live AS task SET parked_at = NULL, enqueued_at = now()
+         WHERE task.id = ANY (ids) AND task.parked_at IS NOT NULL AND task.status = 'PENDING'
+        RETURNING task.queue_name
+    )
+    -- Notify even if no worker sleeps: this transaction may commit long after the workers were looked for.
+    SELECT count(pg_notify({schema}.horsies_queue_channel(queue_name), '')) INTO queues
+      FROM (SELECT DISTINCT queue_name FROM woken) AS touched;
+END $$
+$function$,
+
+-- Give a task a signal: a JSON value under a name. A task that waits for it goes on; for any other, the signal is kept until it
+-- waits. Return false if the task has ended, or has had a signal of this name or waited for it too long; NULL if there is no
+-- such task. The lock makes a task that is about to wait for the signal see it: parking a task locks its row for update.
+-- Steps that are being stored do not stop a signal.
+$function$
+CREATE FUNCTION {schema}.horsies_signal(task_id uuid, name text, value json DEFAULT 'null') RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    parked timestamptz;
+BEGIN
+    SELECT task.parked_at INTO parked FROM {schema}.horsies_tasks_live AS task
+     WHERE task.id = horsies_signal.task_id AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING') FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN CASE WHEN EXISTS (SELECT FROM {schema}.horsies_tasks AS task WHERE task.id = horsies_signal.task_id)
+                    THEN false END;
+    END IF;
+    IF EXISTS (SELECT FROM {schema}.horsies_steps AS step
+                WHERE step.task_id = horsies_signal.task_id AND step.name = horsies_signal.name
+                  AND step.kind = 'wait' AND step.ended_at IS NOT NULL) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO {schema}.horsies_signals (task_id, name, value)
+    VALUES (horsies_signal.task_id, horsies_signal.name, horsies_signal.value::text) ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF parked IS NOT NULL THEN
+        UPDATE {schema}.horsies_steps AS step SET ended_at = now(), result = '{"ok":' || horsies_signal.value::text || '}'
+         WHERE step.task_id = horsies_signal.task_id AND step.name = horsies_signal.name
+           AND step.kind = 'wait' AND step.ended_at IS NULL;
+        IF FOUND THEN
+            PERFORM {schema}.horsies_wake(ARRAY[horsies_signal.task_id]);
+        END IF;
+    END IF;
+    RETURN true;
+END $$
+$function$,
+
+-- Count the end of a task that another task has called. With the last one, the caller goes on.
+$function$
+CREATE FUNCTION {schema}.horsies_call_ended() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    remaining integer;
+BEGIN
+    UPDATE {schema}.horsies_steps AS step SET open_calls = step.open_calls - 1
+     WHERE step.task_id = NEW.parent_id AND step.name = NEW.parent_step AND step.ended_at IS NULL
+       AND step.open_calls > 0 AND NEW.id = ANY (step.calls)
+    RETURNING step.open_calls INTO remaining;
+    IF remaining = 0 THEN
+        PERFORM {schema}.horsies_wake(ARRAY[NEW.parent_id]);
+    END IF;
+    RETURN NULL;
 END $$
 $function$,
 
@@ -1255,6 +1380,9 @@ CREATE TRIGGER horsies_tasks_new AFTER INSERT ON horsies_tasks_live REFERENCING 
     FOR EACH STATEMENT EXECUTE FUNCTION horsies_notify_new();
 CREATE TRIGGER horsies_tasks_final BEFORE UPDATE ON horsies_tasks_history FOR EACH ROW
     EXECUTE FUNCTION horsies_guard_final();
+CREATE TRIGGER horsies_tasks_called AFTER INSERT ON horsies_tasks_history FOR EACH ROW
+    WHEN (NEW.parent_id IS NOT NULL)
+    EXECUTE FUNCTION horsies_call_ended();
 CREATE TRIGGER horsies_workflows_paused BEFORE UPDATE OF status ON horsies_workflows FOR EACH ROW
     WHEN (NEW.status <> OLD.status AND (NEW.status = 'PAUSED' OR OLD.status = 'PAUSED'))
     EXECUTE FUNCTION horsies_note_pause();
@@ -1269,7 +1397,7 @@ CREATE TRIGGER horsies_schedule_state_fired BEFORE UPDATE OF run_count ON horsie
 REVOKE EXECUTE ON FUNCTION
     horsies_prepare_history, horsies_drop_history, horsies_delete_history, horsies_forget, horsies_summarize_history,
     horsies_refresh_statistics, horsies_workflow_fault, horsies_store_workflow, horsies_start_workflow,
-    horsies_store_sub_workflow
+    horsies_store_sub_workflow, horsies_signal, horsies_call_ended, horsies_wake
     FROM PUBLIC;
 
 -- The first partitions of history -------------------------------------------------------------------------------------

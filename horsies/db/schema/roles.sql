@@ -25,14 +25,15 @@ REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_
               horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
               horsies_keys, horsies_key_slots, horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
               horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-              horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_rollups, horsies_totals,
-              horsies_depths, horsies_schema_version
+              horsies_progress, horsies_task_logs, horsies_steps, horsies_signals, horsies_event_cursors, horsies_rollups,
+              horsies_totals, horsies_depths, horsies_schema_version
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- EXECUTE rights are named below, too: what a role needs no more is taken back.
 REVOKE ALL ON FUNCTION horsies_send, horsies_lane, horsies_queue_channel, horsies_start_workflow, horsies_store_workflow,
                        horsies_store_sub_workflow, horsies_workflow_fault, horsies_prepare_history, horsies_drop_history,
-                       horsies_delete_history, horsies_forget, horsies_refresh_statistics, horsies_summarize_history
+                       horsies_delete_history, horsies_forget, horsies_refresh_statistics, horsies_summarize_history,
+                       horsies_signal, horsies_wake, horsies_call_ended
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only and as none of a workflow, and reads what became of them. Whoever waits
@@ -43,10 +44,11 @@ GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at
 GRANT INSERT (idempotency_key, task_id, enqueue_sha) ON horsies_idempotency_keys TO horsies_producer;
 GRANT UPDATE (awaited) ON horsies_tasks_live TO horsies_producer;
 GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_task_attempts, horsies_task_definitions,
-                horsies_idempotency_keys, horsies_progress, horsies_task_logs, horsies_schema_version
+                horsies_idempotency_keys, horsies_progress, horsies_task_logs, horsies_steps, horsies_signals,
+                horsies_schema_version
    TO horsies_producer;
 GRANT SELECT (queues, waiting, waiting_async, lease_expires_at) ON horsies_workers TO horsies_producer;
-GRANT EXECUTE ON FUNCTION horsies_send, horsies_lane, horsies_queue_channel TO horsies_producer;
+GRANT EXECUTE ON FUNCTION horsies_send, horsies_lane, horsies_queue_channel, horsies_signal TO horsies_producer;
 -- It starts workflows, through a function that checks them, waits for them and reads them. To steer one that runs takes an
 -- operator.
 GRANT EXECUTE ON FUNCTION horsies_start_workflow TO horsies_producer;
@@ -81,6 +83,10 @@ GRANT SELECT, INSERT (rate_key, spent_until, waits_until, next_at), UPDATE (spen
    ON horsies_keys TO horsies_worker;
 GRANT INSERT, UPDATE ON horsies_task_definitions TO horsies_worker;
 GRANT INSERT ON horsies_worker_states, horsies_heartbeats TO horsies_worker;
+-- It stores the steps of its tasks, parks tasks, and sends the tasks that they call.
+GRANT INSERT, UPDATE ON horsies_steps TO horsies_worker;
+GRANT UPDATE (parked_at, crash_count) ON horsies_tasks_live TO horsies_worker;
+GRANT INSERT (parent_id, parent_step) ON horsies_tasks_live TO horsies_worker;
 -- It deletes what is old through functions that spare the last hour, and actions of the last seven days.
 GRANT SELECT ON horsies_tasks_history TO horsies_worker;
 GRANT EXECUTE ON FUNCTION horsies_drop_history, horsies_delete_history, horsies_forget, horsies_prepare_history,
@@ -118,14 +124,14 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsie
                 horsies_workers, horsies_worker_states, horsies_heartbeats, horsies_in_flight, horsies_rates,
                 horsies_keys, horsies_key_slots, horsies_task_definitions, horsies_idempotency_keys, horsies_schedule_state,
                 horsies_suspensions, horsies_actions, horsies_workflows, horsies_workflow_tasks, horsies_workflow_results,
-                horsies_progress, horsies_task_logs, horsies_event_cursors, horsies_rollups, horsies_totals,
-                horsies_depths, horsies_schema_version
+                horsies_progress, horsies_task_logs, horsies_steps, horsies_signals, horsies_event_cursors, horsies_rollups,
+                horsies_totals, horsies_depths, horsies_schema_version
    TO horsies_viewer;
 
 -- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules
 -- and deletes them. To send through what nobody else is about to, it locks the rows, which is an UPDATE right.
 GRANT horsies_viewer TO horsies_operator;
-GRANT UPDATE (earlier_attempts, good_until) ON horsies_tasks TO horsies_operator;
+GRANT UPDATE (earlier_attempts, good_until, parked_at) ON horsies_tasks TO horsies_operator;
 GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
 GRANT INSERT ON horsies_attempts TO horsies_operator;
 GRANT SELECT, INSERT (queue_name, suspended_by), DELETE ON horsies_suspensions TO horsies_operator;
@@ -133,8 +139,9 @@ GRANT INSERT (rate_key, paused_at, paused_by), UPDATE (paused_at, paused_by) ON 
 GRANT INSERT (actor, action, subject, tasks) ON horsies_actions TO horsies_operator;
 -- It sends events on, and keeps how far they have come.
 GRANT INSERT, UPDATE ON horsies_event_cursors TO horsies_operator;
-GRANT EXECUTE ON FUNCTION horsies_queue_channel TO horsies_operator;
-GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys, horsies_progress, horsies_task_logs
+GRANT EXECUTE ON FUNCTION horsies_queue_channel, horsies_signal TO horsies_operator;
+GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys, horsies_progress, horsies_task_logs,
+                horsies_steps, horsies_signals
    TO horsies_operator;
 GRANT DELETE, UPDATE (paused_at, next_run_at, error, error_at, updated_at) ON horsies_schedule_state
    TO horsies_operator;
