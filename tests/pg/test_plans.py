@@ -49,7 +49,7 @@ VALUES: Mapping[str, Any] = {
     "caps": json.dumps([{"queue_name": "default", "max_tasks": 5, "in_use": 0, "recorded": 0}]),
     "rates": ["add"],
     "queues": ["default", "other"],
-    "steps": json.dumps([_STEP]),
+    "ended_steps": json.dumps([_STEP]),
     "tasks": json.dumps([_STEP]),
     "parks": json.dumps(
         [{"id": _ID, "claim_seq": 1, "attempt": 1, "step": {"name": "rest", "kind": "sleep", "seconds": 1}}]

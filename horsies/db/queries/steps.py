@@ -95,7 +95,7 @@ class Called(NamedTuple):
 
 async def store(connection: Connection, steps: Sequence[EndedStep]) -> set[tuple[str, int]]:
     """Store steps in one commit; return the tasks, with their `claim_seq`s, that are still their worker's."""
-    cursor = await connection.execute(SQL["store"], {"steps": as_json(steps)})
+    cursor = await connection.execute(SQL["store"], {"ended_steps": as_json(steps)})
     return {(row[0], row[1]) for row in await cursor.fetchall()}
 
 

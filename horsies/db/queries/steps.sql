@@ -9,7 +9,7 @@ SELECT task.id, task.claim_seq FROM horsies_tasks_live AS task
 -- if a statement is repeated because its reply was lost, the first result stays.
 WITH given AS MATERIALIZED (
     SELECT DISTINCT ON (task_id, name) *
-      FROM json_to_recordset(CAST(%(steps)s AS json)) AS given (
+      FROM json_to_recordset(CAST(%(ended_steps)s AS json)) AS given (
            task_id uuid, claim_seq integer, name text, kind text, attempt integer, seconds double precision, result text)
      ORDER BY task_id, name
 ), held AS MATERIALIZED (

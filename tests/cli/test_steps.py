@@ -1,0 +1,89 @@
+"""`signal`, `show`, `why`, `info` and `retry --from-step` for tasks with steps."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+
+from tests.cli.conftest import misused, refused
+
+PARKED = """
+    INSERT INTO horsies_tasks (id, task_name, parked_at, enqueued_at)
+    VALUES (%(id)s, 'ask', now(), now() + interval '1 hour')
+"""
+STEPS = """
+    INSERT INTO horsies_steps (task_id, name, kind, claim_seq, attempt, started_at, ended_at, due_at, result)
+    VALUES (%(id)s, 'charge', 'step', 1, 1, now() - interval '2 min', now() - interval '1 min', NULL, '{"ok":"card"}'),
+           (%(id)s, 'approved', 'wait', 1, 1, now() - interval '1 min', NULL, now() + interval '1 hour', NULL)
+"""
+FAILED = """
+    INSERT INTO horsies_tasks (id, task_name, status, live, started_at, failed_at, terminal_at, error_code, result, claim_seq,
+                               claimed_by_worker_id)
+    VALUES (%(id)s, 'order', 'FAILED', false, now(), now(), now(), 'X', '{"err":{"error_code":"X"}}', 1, gen_random_uuid())
+"""
+ENDED = """
+    INSERT INTO horsies_steps (task_id, name, kind, claim_seq, attempt, started_at, ended_at, result)
+    SELECT %(id)s, name, 'step', 1, 1, now() - interval '1 hour' + make_interval(secs => place), now(), '{"ok":1}'
+      FROM unnest(ARRAY['first', 'second', 'third']) WITH ORDINALITY AS step (name, place)
+"""
+
+
+@pytest.fixture
+def parked(db):
+    """The id of a task that waits for a signal."""
+    task_id = str(uuid4())
+    db.execute(PARKED, {"id": task_id})
+    db.execute(STEPS, {"id": task_id})
+    return task_id
+
+
+def test_a_signal_lets_a_parked_task_go_on(workplace, parked, db):
+    result = workplace.run("signal", parked, "approved", '{"by": "ann"}')
+
+    assert (result.returncode, result.stdout) == (0, f"{parked}: signalled 'approved'\n"), result.stderr
+    task = db.execute("SELECT parked_at, enqueued_at <= now() AS is_due FROM horsies_tasks").fetchone()
+    assert task == {"parked_at": None, "is_due": True}
+    again = workplace.run("signal", parked, "approved", "null")
+    assert again.returncode == 1
+    assert "not signalled" in again.stderr
+
+
+def test_a_signal_that_makes_no_sense_is_refused(workplace, parked):
+    misused(workplace.run("signal", parked, "approved", "yes"), "'yes'", "quotes of its own")
+    misused(workplace.run("signal", "7", "approved"), "'7' is not a task id")
+    misused(workplace.run("signal", parked), "give TASK_ID NAME [JSON], not 1 word")
+    misused(workplace.run("signal", parked, ""), "1 to 255 characters")
+    refused(workplace.run("signal", str(uuid4()), "approved"), "HRS-302", "there is no task")
+
+
+def test_a_parked_task_is_explained(workplace, parked):
+    assert "It is parked in step 'approved' until it is signalled" in workplace.run("why", parked).stdout
+    shown = workplace.run("show", parked).stdout
+    assert "charge" in shown
+    assert '{"ok":"card"}' in shown
+    assert "(waits until" in shown
+    document = json.loads(workplace.run("show", parked, "--json").stdout)
+    assert [(step["name"], step["result"]) for step in document["steps"]] == [
+        ("charge", {"ok": "card"}),
+        ("approved", None),
+    ]
+    assert json.loads(workplace.run("info", "--json").stdout)["queues"][0]["parked"] == 1
+    assert "parked" in workplace.run("info").stdout
+
+
+def test_a_failed_task_is_retried_from_a_step(workplace, db):
+    task_id = str(uuid4())
+    db.execute(FAILED, {"id": task_id})
+    db.execute(ENDED, {"id": task_id})
+
+    refused(workplace.run("retry", task_id, "--from-step=fourth"), "HRS-302", "first, second, third")
+    misused(workplace.run("retry", "--all", "--from-step=second"), "give TASK_ID...")
+    result = workplace.run("retry", task_id, "--from-step=second")
+
+    assert result.returncode == 0, result.stderr
+    assert "forgot 2 steps: second, third" in result.stdout
+    assert [row["name"] for row in db.execute("SELECT name FROM horsies_steps").fetchall()] == ["first"]
+    assert db.execute("SELECT status FROM horsies_tasks").fetchone() == {"status": "PENDING"}
+    refused(workplace.run("retry", task_id, "--from-step=first"), "HRS-302", "has not failed")
