@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,12 @@ from tests.support import servers
 ROOT = Path(__file__).parent.parent
 # Of servers that the run starts: safe settings, and room enough for no checkpoint to fall into a short measurement.
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB", "max_connections": "300"}
+
+
+# Flags of a worker, for settings other than the default ones.
+PREFETCH = ("--prefetch-buffer", "1000")
+STRICT = ("--prefetch-buffer", "0")
+NO_RECYCLING = ("--max-tasks-per-child", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class Bench:
     def worker(
         self, *arguments: str, app: str = "bench.app:app", loglevel: str = "WARNING"
     ) -> Generator[None]:
-        """A worker, idle or at work, for as long as the block lasts."""
+        """Run a worker for as long as the block lasts, with default settings but for these flags."""
         command = [
             sys.executable,
             "-m",
@@ -92,7 +98,10 @@ class Bench:
             loglevel,
             *arguments,
         ]
-        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "HORSIES_DATABASE_URL": self.url})
+        environment = {**os.environ, "HORSIES_DATABASE_URL": self.url}
+        if _prefetches(arguments):
+            environment["BENCH_PREFETCH"] = "yes"
+        process = subprocess.Popen(command, cwd=ROOT, env=environment)
         try:
             yield
         finally:
@@ -129,6 +138,12 @@ def _new_database(server_url: str) -> Generator[Bench]:
         bench.session.close()
         with psycopg.connect(server_url, autocommit=True) as admin:
             admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def _prefetches(arguments: Sequence[str]) -> bool:
+    """True if these flags set a fixed prefetch."""
+    flag = "--prefetch-buffer"
+    return flag in arguments and arguments[arguments.index(flag) + 1] != "0"
 
 
 def rate(count: int, work: Callable[[], object]) -> float:

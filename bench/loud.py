@@ -4,10 +4,11 @@ import logging
 import os
 from collections import Counter
 
+from bench.app import LEASE_MS
 from horsies import AppConfig, Event, Horsies, TaskError, TaskResult
 from horsies.logs import TextFormatter
 
-app = Horsies(AppConfig(claim_lease_ms=30_000, events="log"))
+app = Horsies(AppConfig(claim_lease_ms=LEASE_MS, events="log"))
 seen: Counter[str] = Counter()
 
 # The lines are made, and go nowhere.

@@ -3,15 +3,15 @@
 import asyncio
 import time
 
+from bench.app import LEASE_MS
 from horsies import AppConfig, CustomQueueConfig, Horsies, QueueMode, TaskError, TaskResult
 
 CAP = 3
 
-looping = Horsies(AppConfig(claim_lease_ms=30_000))
-capped = Horsies(AppConfig(claim_lease_ms=30_000, cluster_wide_cap=CAP))
+looping = Horsies(AppConfig(claim_lease_ms=LEASE_MS))
+capped = Horsies(AppConfig(cluster_wide_cap=CAP))
 narrow = Horsies(
     AppConfig(
-        claim_lease_ms=30_000,
         queue_mode=QueueMode.CUSTOM,
         custom_queues=[CustomQueueConfig(name="narrow", max_concurrency=CAP)],
     )
