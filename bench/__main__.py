@@ -31,8 +31,10 @@ from bench import report as reports
 from bench.app import app as main_app
 from bench.figures import Figure, merged
 from bench.harness import Bench, bench_database
+from bench.idle import wait_until_idle
 from bench.peers.catalogue import PEERS
-from bench.peers.works import Measured, peers
+from bench.peers.mix import mix
+from bench.peers.works import Measured, install, peers
 from bench.report import Report, Row
 from bench.scale import EVERYTHING, GROUPS, QUICK, Scale
 from bench.variants import capped, looping, narrow
@@ -64,6 +66,8 @@ MEASURES: dict[str, Measure] = {
     "idling": lambda bench, scale: growth.idling(bench, scale.idle_workers, scale.idle_seconds),
     "dashboard": lambda bench, scale: dashboard.dashboard(bench, scale.kept, scale.idle_seconds),
 }
+# Measured of other task queues, too.
+PEER_GROUPS = {"peers", "mix"}
 # Long by themselves, and steady: once is enough.
 ONCE = {"snapshot", "idling", "mixed", "schedules", "operations", "dashboard"}
 
@@ -71,15 +75,10 @@ ONCE = {"snapshot", "idling", "mixed", "schedules", "operations", "dashboard"}
 def main() -> None:
     options = _options()
     console = Console(width=150 if not sys.stdout.isatty() else None)
-    for path, act in (
-        (options.plots, plots.write),
-        (options.write_docs, page.write),
-        (options.write_baseline, baseline.write),
-    ):
-        if path is not None:
-            for written in act(reports.load(path)):
-                console.print(f"wrote {written}", highlight=False)
-            return
+    if written := _written(options):
+        for path in written:
+            console.print(f"wrote {path}", highlight=False)
+        return
     try:
         report = _run(options, console)
     except ServerUnavailable as error:
@@ -87,13 +86,24 @@ def main() -> None:
     path = options.json or RESULTS / f"{report.at.replace(':', '')}.json"
     reports.save(report, path)
     console.print(reports.figures_table(report.figures))
-    if report.peers:
-        console.print(reports.peers_table(report.peers))
+    for table in reports.peers_tables(report.peers):
+        console.print(table)
     if options.quick:
         console.print(baseline.table(report))
     if options.beside is not None:
         console.print(beside.table(report, reports.load(options.beside)))
     console.print(f"kept in {path}", highlight=False)
+
+
+def _written(options: argparse.Namespace) -> list[Path]:
+    """Write what the options ask for from earlier runs. If they ask for nothing, there is a run to make."""
+    if options.plots is not None:
+        return plots.write(reports.load(options.plots))
+    if options.write_docs is not None:
+        return page.write([reports.load(path) for path in options.write_docs])
+    if options.write_baseline is not None:
+        return baseline.write(reports.load(options.write_baseline))
+    return []
 
 
 def _options() -> argparse.Namespace:
@@ -112,10 +122,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
     for name, what in (
         ("plots", "draw what a file holds into docs/performance/"),
-        ("write-docs", "fill docs/performance.md with what a file holds"),
         ("write-baseline", "make a file's ratios those that later runs are compared with"),
     ):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
+    what = "fill docs/performance.md and the README's tables with what files hold, one for each server"
+    parser.add_argument("--write-docs", type=Path, nargs="+", metavar="FILE", help=what)
     return parser.parse_args()
 
 
@@ -123,11 +134,15 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
     scale = QUICK if options.quick else EVERYTHING
     groups = tuple(options.only or (("peers",) if options.peer else scale.groups))
     repeat = options.repeat or scale.repeat
-    began, load = time.monotonic(), list(os.getloadavg())
+    began = time.monotonic()
 
     def say(what: str) -> None:
         console.print(f"{time.monotonic() - began:5.0f} s  {what}", style="dim", highlight=False)
 
+    if not PEER_GROUPS.isdisjoint(groups):
+        install(options.peer, say)
+    waited = wait_until_idle(scale.patience, say)
+    load = list(os.getloadavg())
     with bench_database(options.server) as bench:
         os.environ["HORSIES_DATABASE_URL"] = bench.url
         asyncio.run(migrate(PostgresConfig(database_url=bench.url)))
@@ -137,11 +152,12 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
         measured: list[Measured] = []
         try:
             for group in groups:
-                if group != "peers":
+                if group not in PEER_GROUPS:
                     figures += _figures(bench, group, scale, repeat, say)
                     continue
+                measure = peers if group == "peers" else mix
                 for _ in range(repeat):
-                    for value in peers(bench, scale.peers, options.peer, say):
+                    for value in measure(bench, scale.peers, options.peer, say):
                         measured.append(value)
         except KeyboardInterrupt:
             say("stopped; what was measured until now is kept")
@@ -154,6 +170,7 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
         settings=settings,
         server="given" if "://" in options.server else options.server,  # a URL may hold a password
         load=load,
+        waited=waited,
         figures=figures,
         peers=gathered(measured),
     )

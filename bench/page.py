@@ -1,4 +1,7 @@
-"""The block of docs/performance.md that a run fills: where it was made, the tables, and the plots that are there."""
+"""What runs have to say, as Markdown: a block of docs/performance.md, and one of the README.
+
+The runs that the blocks were made of are kept in `bench/runs`, and a test compares them with the pages.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +9,153 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.harness import ROOT
+from bench.peers.mix import WORKS
 from bench.plots import plots
-from bench.report import COLUMNS, Report, number, peer_cells, spread, verdict
+from bench.report import (
+    COSTS,
+    MIX,
+    RATES,
+    Report,
+    Row,
+    cells,
+    cells_with_spread,
+    load,
+    number,
+    rows_with,
+    save,
+    spread,
+    verdict,
+)
 
-PAGE = ROOT / "docs" / "performance.md"
+RUNS = ROOT / "bench" / "runs"
+PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+SERVERS = {"embedded": "the embedded PostgreSQL", "system": "Debian's PostgreSQL, as packaged"}
+# Of what was measured, this is in the README.
+README_COLUMNS = {
+    "send": "sends/s",
+    "bulk send": "bulk/s",
+    "drain, 2 processes": "drained/s",
+    "send → start, p50": "start, ms",
+    "send → result, p50": "result, ms",
+    WORKS[-1]: "start in a mix, p99 ms",
+    "transactions per task": "transactions per task",
+    "WAL per task": "WAL per task, bytes",
+}
 
 
-def write(report: Report) -> list[Path]:
-    """Replace the block; the rest of the page is by people."""
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+def write(reports: Sequence[Report]) -> list[Path]:
+    """Replace the blocks and keep the runs; the rest of the pages is by people."""
+    kept = {RUNS / f"{report.server}.json": report for report in reports}
+    if len(kept) < len(reports):
+        raise SystemExit("two of these runs were made on the same server: give one for each")
+    for old in RUNS.glob("*.json"):
+        old.unlink()
+    for path, report in kept.items():
+        save(report, path)
+    for page, text in ((PAGE, performance(reports)), (README, comparison(reports))):
+        before, _, after = split(page)
+        page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    return [*kept, PAGE, README]
+
+
+def kept_runs() -> list[Report]:
+    """Return the runs that the pages were written from, in the order of their servers' names."""
+    return [load(path) for path in sorted(RUNS.glob("*.json"))]
+
+
+def split(page: Path) -> tuple[str, str, str]:
+    """Return what is before the block of a page, in it, and after it."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    block, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"{PAGE} has no {BEGIN} and {END}")
-    PAGE.write_text(f"{before}{BEGIN}\n\n{block(report)}\n{END}{after}", encoding="utf-8")
-    return [PAGE]
+        raise SystemExit(f"{page} has no {BEGIN} and {END}")
+    return before, block.strip("\n"), after
 
 
-def block(report: Report) -> str:
-    """What a run has to say, as Markdown."""
-    facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
-    settings = ", ".join(f"`{name}={value}`" for name, value in report.settings.items())
-    parts = [
-        f"Run of {report.at} ({report.scale}, {report.seconds / 60:.0f} minutes, load before it "
-        f"{report.load[0]:.1f}). {facts}. {settings}.\n",
-        *(f"{doubt}\n" for doubt in doubts(report)),
-    ]
-    if report.peers:
-        parts += ["### Beside others\n", _peers(report), _settings(report)]
-    if report.figures:
-        parts += ["### Beside its limits\n", _figures(report)]
-    parts += ["### Plots\n", *(f"![{name}](performance/{name}.svg)\n" for name in plots(report))]
+def performance(reports: Sequence[Report]) -> str:
+    """Return everything that was measured, run by run."""
+    parts: list[str] = []
+    for report in reports:
+        parts += [f"### On {_server(report)}\n", _facts(report), *_doubts(report), *_tables(report)]
+    return "\n".join(
+        [*parts, "### Plots\n", *(f"![{name}](performance/{name}.svg)\n" for name in plots(reports[0]))]
+    )
+
+
+def comparison(reports: Sequence[Report]) -> str:
+    """Return the tables of the README: every peer, on each server."""
+    parts: list[str] = []
+    for report in reports:
+        rows = [
+            [row.peer, row.runs_in, row.results, *cells(row, README_COLUMNS)]
+            for row in rows_with(report.peers, RATES)
+        ]
+        heads = ["", "tasks run in", "results kept", *README_COLUMNS.values()]
+        parts += [f"On {_server(report)}, {report.at[:10]}:\n", *_doubts(report), _table(heads, rows, left=3)]
     return "\n".join(parts)
 
 
-def doubts(report: Report) -> list[str]:
-    """Why a reader should not rely on the figures, if there is a reason."""
+def _server(report: Report) -> str:
+    version = report.machine["PostgreSQL"].partition(" ")[0]
+    return f"{SERVERS.get(report.server, f'server {report.server}')} ({version})"
+
+
+def _facts(report: Report) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
+    settings = ", ".join(f"`{name}={value}`" for name, value in report.settings.items())
+    waited = report.waited
+    idle = "" if waited is None else f", after a wait of {waited.seconds:.0f} s for an idle machine"
+    return (
+        f"Run of {report.at} ({report.scale}, {report.seconds / 60:.0f} minutes, load before it "
+        f"{report.load[0]:.1f}{idle}). {facts}. {settings}.\n"
+    )
+
+
+def _doubts(report: Report) -> list[str]:
+    """Return why a reader should not rely on the figures, if there is a reason."""
     found: list[str] = []
     if report.scale != "everything":
-        found.append("**A short run with few tasks and no repetition:** it shows what a run looks like.")
-    if report.load[0] > 0.5:
+        found.append("**A short run with few tasks and no repetition:** it shows what a run looks like.\n")
+    if report.waited is None or not report.waited.is_idle:
+        busy = "" if report.waited is None else f" ({100 * report.waited.busy:.0f} % of its processors)"
         found.append(
-            "**The machine was busy with other work:** no rate here is what it can do, and neighbours were not measured "
-            "under the same conditions. Do not compare."
+            f"**The machine was busy with other work{busy}:** no rate here is what it can do, and neighbours were not "
+            "measured under the same conditions. Do not compare.\n"
         )
     return found
 
 
-def _peers(report: Report) -> str:
-    rows = [[row.peer, row.store, *peer_cells(row)] for row in report.peers if row.works]
-    return _table(["", "store", *COLUMNS.values()], rows, left=2)
+def _tables(report: Report) -> list[str]:
+    parts: list[str] = []
+    if report.peers:
+        parts.append("#### Compared with other queues\n")
+        parts += [_peers(report.peers, columns) for columns in (RATES, COSTS)]
+        parts += ["#### From send to start in a mix, ms\n", _peers(report.peers, MIX)]
+        parts += ["#### Versions and settings\n", _settings(report.peers)]
+    if report.figures:
+        parts += ["#### Compared with its limits\n", _figures(report)]
+    return parts
 
 
-def _settings(report: Report) -> str:
-    rows = [
-        [row.peer, ", ".join(row.packages) or "this repository", row.problem or row.settings]
-        for row in report.peers
+def _peers(rows: Sequence[Row], columns: dict[str, str]) -> str:
+    lines = [[row.peer, *cells_with_spread(row, columns)] for row in rows_with(rows, columns)]
+    return _table(["", *columns.values()], lines, left=1)
+
+
+def _settings(rows: Sequence[Row]) -> str:
+    lines = [
+        [
+            row.peer,
+            row.store,
+            row.runs_in,
+            ", ".join(row.packages) or "this repository",
+            row.problem or row.settings,
+        ]
+        for row in rows
+        if row.store
     ]
-    return _table(["", "version", "settings, or why it is missing"], rows, left=3)
+    return _table(["", "store", "tasks run in", "version", "settings, or why it is missing"], lines, left=5)
 
 
 def _figures(report: Report) -> str:

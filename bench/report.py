@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,7 +16,9 @@ from rich.table import Table
 
 from bench.figures import Figure
 from bench.harness import Bench
+from bench.idle import Wait
 from bench.peers.catalogue import PEERS
+from bench.peers.mix import TITLES, WORKS
 
 _SETTINGS = (
     "fsync",
@@ -27,12 +30,15 @@ _SETTINGS = (
     "wal_level",
     "jit",
 )
-COLUMNS = {
+# The columns of the tables of peers, by what was measured.
+RATES = {
     "send": "send/s",
     "send, 16 producers": "16 send/s",
     "bulk send": "bulk/s",
     "drain, 2 processes": "drain/s",
     "drain, 4 processes": "×4/s",
+}
+COSTS = {
     "send → start, p50": "start ms",
     "send → result, p50": "result ms",
     "transactions per task": "transactions",
@@ -40,6 +46,8 @@ COLUMNS = {
     "memory, 2 processes": "MB",
     "CPU of the worker per task": "CPU ms",
 }
+COLUMNS = {**RATES, **COSTS}
+MIX = dict(zip(WORKS, TITLES, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,8 @@ class Row:
     store: str
     settings: str
     packages: list[str]
+    runs_in: str = ""
+    results: str = ""
     works: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     problem: str = ""
 
@@ -65,6 +75,7 @@ class Report:
     settings: dict[str, str]
     server: str = "embedded"
     load: list[float]
+    waited: Wait | None = None
     figures: list[Figure]
     peers: list[Row]
 
@@ -159,29 +170,58 @@ def figures_table(figures: list[Figure]) -> Table:
     return table
 
 
-def peer_cells(row: Row) -> list[str]:
-    """The medians of a peer, in the order of the columns."""
-    return [number(median(row.works[work])) if work in row.works else "–" for work in COLUMNS]
+def rows_with(rows: Sequence[Row], works: Collection[str]) -> list[Row]:
+    """Return the rows of which any of these works was measured."""
+    return [row for row in rows if not row.works.keys().isdisjoint(works)]
+
+
+def cells(row: Row, works: Iterable[str]) -> list[str]:
+    """Return the medians of these works."""
+    return [number(median(row.works[work])) if work in row.works else "–" for work in works]
+
+
+def cells_with_spread(row: Row, works: Iterable[str]) -> list[str]:
+    """Return the medians of these works with the least and the most that was measured."""
+    return [_with_spread(row.works[work]) if work in row.works else "–" for work in works]
+
+
+def _with_spread(values: list[float]) -> str:
+    low, middle, high = (number(value) for value in (min(values), median(values), max(values)))
+    return middle if low == high else f"{middle} ({low}–{high})"
 
 
 def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def peers_table(rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("peer", no_wrap=True)
-    table.add_column("store", no_wrap=True)
-    for title in COLUMNS.values():
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        if row.works:
-            table.add_row(row.peer, row.store, *peer_cells(row))
-        if row.problem:
-            table.add_row(row.peer, "", f"missing: {row.problem}")
-    return table
+def peers_tables(rows: list[Row]) -> Iterator[Table]:
+    """Yield a table of all works, one of the mix, and one of what is missing, each if there is anything to say."""
+    for title, columns in (("", COLUMNS), ("from send to start, ms", MIX)):
+        if found := rows_with(rows, columns):
+            table = Table(box=None, pad_edge=False, title=title or None, title_justify="left")
+            table.add_column("peer", no_wrap=True)
+            for head in columns.values():
+                table.add_column(head, justify="right")
+            for row in found:
+                table.add_row(row.peer, *cells(row, columns))
+            yield table
+    if missing := [row for row in rows if row.problem]:
+        table = Table(box=None, pad_edge=False, title="missing", title_justify="left", show_header=False)
+        for row in missing:
+            table.add_row(row.peer, row.problem)
+        yield table
 
 
 def empty_row(name: str) -> Row:
-    peer = next(peer for peer in PEERS if peer.name == name)
-    return Row(peer=name, store=peer.store, settings=peer.settings, packages=list(peer.requirements))
+    """Return the row of a peer, or of what is computed beside them."""
+    peer = next((peer for peer in PEERS if peer.name == name), None)
+    if peer is None:
+        return Row(peer=name, store="", settings="", packages=[])
+    return Row(
+        peer=name,
+        store=peer.store,
+        settings=peer.settings,
+        packages=list(peer.requirements),
+        runs_in=peer.runs_in,
+        results=peer.results,
+    )

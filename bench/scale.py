@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.idle import Patience
 from bench.peers.works import FULL, REDUCED, Size
 
 
@@ -13,6 +14,7 @@ class Scale:
 
     groups: tuple[str, ...]
     repeat: int
+    patience: Patience
     drained: int
     sent: int
     latencies: int
@@ -49,11 +51,12 @@ GROWTH = (
     "idling",
     "dashboard",
 )
-GROUPS = (*BASIC, "peers", *GROWTH)
+GROUPS = (*BASIC, "peers", "mix", *GROWTH)
 
 EVERYTHING = Scale(
     groups=GROUPS,
     repeat=3,
+    patience=Patience(60, 600),
     drained=20_000,
     sent=1_000,
     latencies=200,
@@ -77,6 +80,7 @@ EVERYTHING = Scale(
 QUICK = Scale(
     groups=(*BASIC, "async", "backlog", "queues"),
     repeat=1,
+    patience=Patience(1, 5),
     drained=10_000,
     sent=300,
     latencies=60,

@@ -100,6 +100,12 @@ class Stage:
     def started(self) -> int:
         return self._starts.stat().st_size // _START.size
 
+    def note(self, text: str) -> Path:
+        """Write down what a script is to read."""
+        path = self._log.with_suffix(".note")
+        path.write_text(text)
+        return path
+
     def start(self, *arguments: object) -> subprocess.Popen[str]:
         environment = {
             **os.environ,

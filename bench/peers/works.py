@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +31,11 @@ class Size:
     divisor: int
     latencies: int
     cap_seconds: float
+    mix_seconds: int
 
 
-FULL = Size(1, 300, 45.0)
-REDUCED = Size(20, 60, 20.0)
+FULL = Size(1, 300, 45.0, 24)
+REDUCED = Size(20, 60, 20.0, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,38 @@ class Measured:
     problem: str = ""
 
 
-def peers(bench: Bench, size: Size, only: str | None, say: Callable[[str], object]) -> Iterator[Measured]:
-    """All works of all peers, or of those of one name."""
-    wanted = [peer for peer in PEERS if only is None or only.lower() in (peer.name.lower(), peer.short_name)]
+Values = Iterator[tuple[str, str, float]]
+Work = Callable[[Stage, Size], Values]
+Say = Callable[[str], object]
+
+
+def install(only: str | None, say: Say) -> None:
+    """Install what peers need before anything is measured. What cannot be installed is said where the peer is measured."""
+    say("installing the others, where that has not been done …")
+    for peer in wanted(only):
+        with suppress(Missing):
+            _command(peer)
+
+
+def peers(bench: Bench, size: Size, only: str | None, say: Say) -> Iterator[Measured]:
+    """Measure all works of all peers, or of those of one name."""
+    works = (_sends, _producers, _bulk, _drains, _latencies)
+    yield from measured(bench, [(peer, works) for peer in wanted(only) if peer.in_table], size, say)
+
+
+def wanted(only: str | None) -> list[Peer]:
+    """Return the peers of one name, or all."""
+    return [peer for peer in PEERS if only is None or only == peer.short_name]
+
+
+def measured(
+    bench: Bench, plan: Sequence[tuple[Peer, Sequence[Work]]], size: Size, say: Say
+) -> Iterator[Measured]:
+    """Measure these works of these peers, each on an empty store of its own."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="horsies-peers-")))
         stores = {"PostgreSQL": bench.url}
-        for peer in wanted:
+        for peer, works in plan:
             say(f"measuring {peer.name} …")
             try:
                 if peer.store not in stores:
@@ -63,7 +89,7 @@ def peers(bench: Bench, size: Size, only: str | None, say: Callable[[str], objec
             except Missing as missing:
                 yield Measured(peer.name, "", problem=str(missing))
                 continue
-            yield from _works(stage, size)
+            yield from _works(stage, works, size)
 
 
 def _command(peer: Peer) -> list[str]:
@@ -78,20 +104,17 @@ def _command(peer: Peer) -> list[str]:
     return [str(python), str(SCRIPTS / "play.py"), peer.script]
 
 
-def _works(stage: Stage, size: Size) -> Iterator[Measured]:
+def _works(stage: Stage, works: Sequence[Work], size: Size) -> Iterator[Measured]:
     """Whatever goes wrong with a peer is its own row's problem; the others are measured all the same."""
     try:
         stage.set_up()
-        for work in (_sends, _producers, _bulk, _drains, _latencies):
+        for work in works:
             for name, unit, value in work(stage, size):
                 yield Measured(stage.peer.name, name, unit, value)
     except PROBLEMS as problem:
         yield Measured(stage.peer.name, "", problem=f"{problem} ({stage.complaint()})")
     finally:
         stage.close()
-
-
-Values = Iterator[tuple[str, str, float]]
 
 
 def _sends(stage: Stage, size: Size) -> Values:
@@ -141,7 +164,7 @@ def _drain(stage: Stage, processes: int, count: int, cap_seconds: float) -> Valu
     """From the first start until the store says that nothing is left; slow peers are cut off after a while."""
     before = None if stage.bench is None else stage.bench.counters()
     with stage.worker(processes) as worker:
-        _wait(lambda: stage.started() > 0, 60, "no task has begun")
+        wait(lambda: stage.started() > 0, 60, "no task has begun")
         began = stage.starts()[0][1]
         while time.monotonic() < began + cap_seconds and (stage.started() < count or stage.left() > 0):
             time.sleep(0.01)
@@ -159,24 +182,27 @@ def _drain(stage: Stage, processes: int, count: int, cap_seconds: float) -> Valu
 def _latencies(stage: Stage, size: Size) -> Values:
     stage.clear()
     with stage.worker(2), stage.together(1, "latency", size.latencies) as scripts:
-        _wait(lambda: stage.started() > 0, 60, "no task has begun")
+        wait(lambda: stage.started() > 0, 60, "no task has begun")
         time.sleep(2)  # the worker has nothing to do
         go(scripts)
         said = [[float(word) for word in line.split()] for line in heard(scripts[0], "done")]
     started = dict(stage.starts())
     starts = [(started[int(task[0])] - task[1]) * 1000 for task in said]
-    yield from _percentiles("send → start", starts)
-    yield from _percentiles("send → result", [(task[2] - task[1]) * 1000 for task in said if len(task) > 2])
+    yield from percentiles("send → start", starts)
+    yield from percentiles("send → result", [(task[2] - task[1]) * 1000 for task in said if len(task) > 2])
 
 
-def _percentiles(name: str, times: list[float]) -> Values:
+PERCENTILES = (50, 95, 99)
+
+
+def percentiles(name: str, times: list[float]) -> Values:
     if times:
         cuts = statistics.quantiles(times, n=100, method="inclusive")
-        for percent in (50, 95, 99):
+        for percent in PERCENTILES:
             yield f"{name}, p{percent}", "ms", cuts[percent - 1]
 
 
-def _wait(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
+def wait(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -5,7 +5,7 @@
 from contextlib import contextmanager
 
 from celery import Celery
-from protocol import URL, Producer, become, begun
+from protocol import URL, Producer, become, begun, burn, nap
 
 app = Celery("celery_peer", broker=URL, backend=URL)
 app.conf.update(
@@ -20,9 +20,16 @@ def noop(n: int) -> int:
     return begun(n)
 
 
+tasks = {load: app.task(name=load)(do) for load, do in {"burn": burn, "rest": nap, "nap": nap}.items()}
+
+
 @contextmanager
 def producer():
-    yield Producer(send=lambda n: noop.delay(n), wait=lambda result: result.get(timeout=30))
+    yield Producer(
+        send=lambda n: noop.delay(n),
+        wait=lambda result: result.get(timeout=30),
+        work=lambda n, load, seconds: tasks[load].delay(n, seconds),
+    )
 
 
 def worker(processes: int) -> None:

@@ -2,6 +2,8 @@
 
 # pyright: basic, reportMissingImports=false
 
+import asyncio
+import json
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
@@ -11,7 +13,7 @@ from pgqueuer import PgQueuer
 from pgqueuer.core.completion import CompletionWatcher
 from pgqueuer.db import AsyncpgDriver, AsyncpgPoolDriver
 from pgqueuer.queries import Queries
-from protocol import URL, Producer, begun, copies
+from protocol import URL, Producer, begun, burn, copies, nap, rest
 
 
 async def setup() -> None:
@@ -38,7 +40,10 @@ async def producer():
             async def wait(job):
                 return await watcher.wait_for(job)
 
-            yield Producer(send=send, bulk=bulk, wait=wait)
+            async def work(n: int, load: str, seconds: float):
+                await queries.enqueue(load, json.dumps([n, seconds]).encode(), 0)
+
+            yield Producer(send=send, bulk=bulk, wait=wait, work=work)
 
 
 async def work() -> None:
@@ -47,6 +52,16 @@ async def work() -> None:
     @queue.entrypoint("noop")
     async def noop(job) -> None:
         begun(int(job.payload))
+
+    @queue.entrypoint("rest")
+    async def _rest(job) -> None:
+        await rest(*json.loads(job.payload))
+
+    for load, do in {"burn": burn, "nap": nap}.items():
+
+        @queue.entrypoint(load)
+        async def _in_a_thread(job, do=do) -> None:
+            await asyncio.to_thread(do, *json.loads(job.payload))
 
     await queue.run(batch_size=200)
 

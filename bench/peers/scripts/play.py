@@ -4,6 +4,7 @@ setup             make the tables
 send N WIDTH      say «ready», wait for a line, send N tasks, WIDTH at a time, say «done»
 bulk N SIZE       the same with the library's own call for SIZE tasks
 latency N         send one at a time to an idle worker; for each say when it was sent and when the result came
+arrive LOAD FILE  send tasks of this name at the times in the file; for each say when it was sent
 worker PROCESSES  work until killed
 """
 
@@ -12,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import json
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 from protocol import Producer
@@ -26,12 +29,13 @@ WARM_UP = -1
 Call = Callable[[Any], Any]
 
 
-def main(module: str, command: str, *numbers: str) -> None:
+def main(module: str, command: str, *arguments: str) -> None:
     """A library that is async gets a loop; one that is not must not notice any."""
     peer = importlib.import_module(module)
     if command == "worker":
-        peer.worker(int(numbers[0]))
+        peer.worker(int(arguments[0]))
         return
+    values = [int(value) if value.isdecimal() else value for value in arguments]
     opened = peer.producer()
     with asyncio.Runner() as runner:
 
@@ -42,11 +46,11 @@ def main(module: str, command: str, *numbers: str) -> None:
             call(peer.setup())
         elif isinstance(opened, AbstractAsyncContextManager):
             library = call(opened.__aenter__())
-            _commands[command](library, call, *map(int, numbers))
+            _commands[command](library, call, *values)
             call(opened.__aexit__(None, None, None))
         else:
             with opened as library:
-                _commands[command](library, call, *map(int, numbers))
+                _commands[command](library, call, *values)
 
 
 async def _awaited(value: Any) -> Any:
@@ -110,7 +114,30 @@ def _latency(library: Producer, call: Call, count: int) -> None:
     print("done", flush=True)
 
 
-_commands: dict[str, Callable[..., None]] = {"send": _send, "bulk": _bulk, "latency": _latency}
+def _arrive(library: Producer, call: Call, load: str, path: str) -> None:
+    """Tasks arrive when they are due, however many are waiting. A send that is late does not make the next one late."""
+    assert library.work is not None
+    arrivals = json.loads(Path(path).read_text())
+    is_async = inspect.iscoroutinefunction(library.work)
+    sent: list[float] = []
+    _ready(library, call)
+    began = time.monotonic()
+    for number, (at, seconds) in enumerate(arrivals):
+        if (early := began + at - time.monotonic()) > 0:
+            call(asyncio.sleep(early)) if is_async else time.sleep(early)
+        sent.append(time.monotonic())
+        call(library.work(number, load, seconds))
+    for number, sent_at in enumerate(sent):
+        print(number, sent_at)
+    print("done", flush=True)
+
+
+_commands: dict[str, Callable[..., None]] = {
+    "send": _send,
+    "bulk": _bulk,
+    "latency": _latency,
+    "arrive": _arrive,
+}
 
 
 if __name__ == "__main__":

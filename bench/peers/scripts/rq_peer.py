@@ -5,13 +5,16 @@
 import time
 from contextlib import contextmanager
 
-from protocol import URL, Producer, become, begun
+from protocol import URL, Producer, become, begun, burn, nap  # noqa: F401  RQ finds tasks by name
 from redis import Redis
 from rq import Queue
 
 
 def noop(n: int) -> int:
     return begun(n)
+
+
+rest = nap
 
 
 def wait(job) -> object:
@@ -29,6 +32,7 @@ def producer():
         send=lambda n: queue.enqueue(noop_name, n),
         bulk=lambda numbers: queue.enqueue_many([Queue.prepare_data(noop_name, (n,)) for n in numbers]),
         wait=wait,
+        work=lambda n, load, seconds: queue.enqueue(f"rq_peer.{load}", n, seconds),
     )
 
 
