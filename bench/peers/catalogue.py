@@ -20,7 +20,7 @@ class Peer:
     """One row of the comparison; `left` counts tasks that have not ended for good, `bulk` is the size of a bulk send.
 
     `runs_in` and `results` are what the README says about where tasks run and whether results are kept. `mix` names the loads
-    of `bench.peers.mix` that are measured; a row that is there only for those has no place `in_table`.
+    of `bench.peers.mix` that are measured, with `mix_environment` set as well; a row that is there only for those has no place `in_table`.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Peer:
     drained: int = 20_000
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     mix: tuple[str, ...] = ()
+    mix_environment: Mapping[str, str] = field(default_factory=dict[str, str])
     in_table: bool = True
 
     @property
@@ -126,11 +127,12 @@ PEERS = [
     Peer(
         name="PgQueuer",
         script="pgqueuer_peer",
-        settings="a worker per process, uvloop, batch_size 200, in-process; keeps no results",
+        settings="a worker per process, uvloop, batch_size 200, 10 in the mix, in-process; keeps no results",
         store="PostgreSQL",
         runs_in=LOOP,
         results="no",
         mix=LOADS,
+        mix_environment={"BENCH_BATCH": "10"},
         requirements=("pgqueuer==1.6.0", "asyncpg", "uvloop"),
         left="SELECT count(*) FROM pgqueuer",
         bulk=5_000,
@@ -184,11 +186,12 @@ PEERS = [
     Peer(
         name="Dramatiq",
         script="dramatiq_peer",
-        settings="eight threads per process, results stored",
+        settings="eight threads per process, looks for messages every 20 ms, results stored",
         store="Redis",
         runs_in=THREADS,
         results="in Redis",
         mix=LOADS,
+        environment={"dramatiq_worker_timeout": "20"},
         requirements=("dramatiq[redis]==2.2.1",),
         drained=10_000,
     ),

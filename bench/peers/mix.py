@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from bench.harness import Bench
@@ -89,7 +89,14 @@ def mix(bench: Bench, size: Size, only: str | None, say: Say) -> Iterator[Measur
         arrivals = _arrivals(name, size)
         for work, unit, value in _starts(name, arrivals, in_order(arrivals, SLOTS)):
             yield Measured(IN_ORDER, work, unit, value)
-    plan = [(peer, [partial(_under, name) for name in peer.mix]) for peer in wanted(only) if peer.mix]
+    plan = [
+        (
+            replace(peer, environment={**peer.environment, **peer.mix_environment}),
+            [partial(_under, name) for name in peer.mix],
+        )
+        for peer in wanted(only)
+        if peer.mix
+    ]
     yield from measured(bench, plan, size, say)
 
 

@@ -1,9 +1,10 @@
-"""PgQueuer: asyncpg and uvloop, batches of 200, one process for each worker. It keeps no results."""
+"""PgQueuer: asyncpg and uvloop, batches of 200 or BENCH_BATCH, one process for each worker. It keeps no results."""
 
 # pyright: basic, reportMissingImports=false
 
 import asyncio
 import json
+import os
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
@@ -63,7 +64,7 @@ async def work() -> None:
         async def _in_a_thread(job, do=do) -> None:
             await asyncio.to_thread(do, *json.loads(job.payload))
 
-    await queue.run(batch_size=200)
+    await queue.run(batch_size=int(os.environ.get("BENCH_BATCH", "200")))
 
 
 def worker(processes: int) -> None:
