@@ -15,10 +15,9 @@ from bench import sql_only
 from bench.app import noop, span
 from bench.children import EMPTY, LOOPING, drain_seconds, spans
 from bench.figures import Figure, at_least, at_most
-from bench.harness import Bench
+from bench.harness import NO_RECYCLING, PREFETCH, STRICT, Bench
 from bench.variants import rest
 
-PREFETCH = ("--max-tasks-per-child", "0", "--prefetch-buffer", "1000")
 SLOTS = 4
 FLAT = 0.85
 _CHUNK = 50_000
@@ -148,13 +147,15 @@ def mixed(bench: Bench, count: int) -> Iterator[Figure]:
     seconds = random.Random(1).choices([0.001, 0.1, 1.0], [80, 15, 5], k=count)
     best = in_turn(seconds, SLOTS)
     ideal = max(start + length for start, length in zip(best, seconds, strict=True))
-    for name, flags in (("strict", ()), ("prefetch", ("--prefetch-buffer", "16"))):
+    for name, flags in (
+        ("default settings", ()),
+        ("prefetch 16", ("--prefetch-buffer", "16")),
+        ("strict", STRICT),
+    ):
         bench.empty()
         span.send_many([(length,) for length in seconds]).unwrap()
         bench.settle_statistics()
-        with bench.worker(
-            "--processes", str(SLOTS), "--max-tasks-per-child", "0", *flags, loglevel="CRITICAL"
-        ):
+        with bench.worker("--processes", str(SLOTS), *flags, loglevel="CRITICAL"):
             bench.wait_until(EMPTY, 600)
         ran = spans(bench)
         lasted = max(end for _, end in ran) - ran[0][0]
@@ -182,13 +183,16 @@ def in_turn(seconds: Sequence[float], slots: int) -> list[float]:
 
 def asynchronous(bench: Bench, drained: int) -> Iterator[Figure]:
     """Drain no-op tasks that are `async def`, in one child."""
-    bench.empty()
-    rest.send_many([(0.0,)] * drained).unwrap()
-    bench.settle_statistics()
-    flags = ("--processes", "1", "--async-processes", "1", "--async-concurrency", "100")
-    with bench.worker(*flags, *PREFETCH, app=LOOPING, loglevel="CRITICAL"):
-        bench.wait_until(EMPTY)
-    yield Figure("drain, async tasks, one child", drained / drain_seconds(bench), "tasks/s")
+    for what, flags in (
+        ("drain, async tasks, one child", ()),
+        ("drain, async tasks, one child, prefetch 1000, no recycling", (*PREFETCH, *NO_RECYCLING)),
+    ):
+        bench.empty()
+        rest.send_many([(0.0,)] * drained).unwrap()
+        bench.settle_statistics()
+        with bench.worker("--processes", "1", *flags, app=LOOPING, loglevel="CRITICAL"):
+            bench.wait_until(EMPTY)
+        yield Figure(what, drained / drain_seconds(bench), "tasks/s")
 
 
 def idling(bench: Bench, number: int, seconds: float) -> Iterator[Figure]:
@@ -231,7 +235,7 @@ def _rate_of_some(bench: Bench, count: int) -> float:
     """The rate over the first so many of a backlog; what ends while the worker is stopped does not count."""
     since = bench.value("SELECT clock_timestamp()")
     ended = f"SELECT count(*) >= {count} FROM horsies_tasks WHERE NOT live AND terminal_at >= '{since}'"
-    with bench.worker("--processes", "2", *PREFETCH, loglevel="CRITICAL"):
+    with bench.worker("--processes", "2", loglevel="CRITICAL"):
         bench.wait_until(ended)
     return _rate_since(bench, since, count)
 
@@ -255,9 +259,7 @@ def _at_work(
     """Workers that have started and wait: what that takes is measured by none of those who use them."""
     with ExitStack() as stack:
         for _ in range(number):
-            stack.enter_context(
-                bench.worker("--processes", str(processes), *PREFETCH, app=app, loglevel="CRITICAL")
-            )
+            stack.enter_context(bench.worker("--processes", str(processes), app=app, loglevel="CRITICAL"))
         bench.wait_until(
             f"SELECT count(*) = {number} FROM horsies_workers WHERE waiting AND lease_expires_at > now()"
         )

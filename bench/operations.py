@@ -16,7 +16,7 @@ from datetime import timedelta
 from bench.app import noop
 from bench.children import EMPTY, drain_seconds
 from bench.figures import Figure, at_least, at_most
-from bench.growth import PREFETCH, fill
+from bench.growth import fill
 from bench.harness import ROOT, Bench
 from horsies.config import PostgresConfig, RetentionConfig
 from horsies.db.connection import Connection, connect
@@ -54,7 +54,7 @@ def _drained(bench: Bench, count: int, app: str) -> float:
     bench.empty()
     fill(bench, count)
     bench.settle_statistics()
-    with bench.worker("--processes", "2", *PREFETCH, app=app):
+    with bench.worker("--processes", "2", app=app):
         bench.wait_until(EMPTY)
     return count / drain_seconds(bench)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from bench import plots
 from bench.harness import ROOT
 from bench.peers.mix import WORKS
-from bench.plots import plots
 from bench.report import (
     COSTS,
     MIX,
@@ -53,10 +53,11 @@ def write(reports: Sequence[Report]) -> list[Path]:
         old.unlink()
     for path, report in kept.items():
         save(report, path)
-    for page, text in ((PAGE, performance(reports)), (README, comparison(reports))):
+    drawn = plots.write(kept_runs()[0])
+    for page, text in ((PAGE, performance(kept_runs())), (README, comparison(kept_runs()))):
         before, _, after = split(page)
         page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
-    return [*kept, PAGE, README]
+    return [*kept, *drawn, PAGE, README]
 
 
 def kept_runs() -> list[Report]:
@@ -74,12 +75,12 @@ def split(page: Path) -> tuple[str, str, str]:
 
 
 def performance(reports: Sequence[Report]) -> str:
-    """Return everything that was measured, run by run."""
+    """Return everything that was measured, run by run. The plots are those of the first run."""
     parts: list[str] = []
     for report in reports:
         parts += [f"### On {_server(report)}\n", _facts(report), *_doubts(report), *_tables(report)]
     return "\n".join(
-        [*parts, "### Plots\n", *(f"![{name}](performance/{name}.svg)\n" for name in plots(reports[0]))]
+        [*parts, "### Plots\n", *(f"![{name}](performance/{name}.svg)\n" for name in plots.plots(reports[0]))]
     )
 
 

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from bench.harness import ROOT
+from bench.peers.mix import IN_ORDER, WORKS
 from bench.report import Report, median, number
 
 FOLDER = ROOT / "docs" / "performance"
@@ -68,6 +69,7 @@ _PEER_PLOTS = {
     "bulk": ("Bulk send: tasks per second", "bulk send", True),
     "start": ("Idle worker, from send to start: ms, p50", "send → start, p50", False),
     "result": ("Idle worker, from send to result: ms, p50", "send → result, p50", False),
+    "mix": ("One task of 5 s among 100 of 1 ms, from send to start: ms, p99", WORKS[-1], False),
 }
 _GROWTH_PLOTS = {
     "backlog": "Tasks per second with more and more pending",
@@ -91,7 +93,7 @@ def plots(report: Report) -> dict[str, str]:
                 row.peer.startswith("horsies") and not row.packages,
             )
             for row in report.peers
-            if work in row.works
+            if work in row.works and row.peer != IN_ORDER
         ]
         if bars:
             found[name] = drawn(title, note, sorted(bars, key=lambda bar: bar.value, reverse=more_is_better))
