@@ -20,6 +20,7 @@ from bench.report import (
     cells,
     cells_with_spread,
     load,
+    named_figures,
     number,
     rows_with,
     save,
@@ -79,6 +80,8 @@ def performance(reports: Sequence[Report]) -> str:
     parts: list[str] = []
     for report in reports:
         parts += [f"### On {_server(report)}\n", _facts(report), *_doubts(report), *_tables(report)]
+    if len(reports) == 2:
+        parts += ["### One server beside the other\n", _beside(*reports)]
     return "\n".join(
         [*parts, "### Plots\n", *(f"![{name}](performance/{name}.svg)\n" for name in plots.plots(reports[0]))]
     )
@@ -171,6 +174,21 @@ def _figures(report: Report) -> str:
         for figure in report.figures
     ]
     return _table(["measurement", "value", "spread", "ratio", "target"], rows, left=1)
+
+
+def _beside(first: Report, second: Report) -> str:
+    """Return every figure that both runs have, with the ratio of the second to the first."""
+    others = dict(named_figures(second))
+    rows = [
+        [
+            name,
+            *(f"{number(value)} {figure.unit}".strip() for value in (figure.value, others[name].value)),
+            f"{others[name].value / figure.value:.2f}" if figure.value else "–",
+        ]
+        for name, figure in named_figures(first)
+        if name in others
+    ]
+    return _table(["measurement", _server(first), _server(second), "ratio"], rows, left=1)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:

@@ -134,6 +134,8 @@ def number(value: float) -> str:
     >>> number(12345.6), number(12.345), number(0.01234)
     ('12,346', '12.3', '0.012')
     """
+    if value == 0:
+        return "0"
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
