@@ -37,6 +37,7 @@ from bench.peers.mix import mix
 from bench.peers.works import Measured, install, peers
 from bench.report import Report, Row
 from bench.scale import EVERYTHING, GROUPS, QUICK, Scale
+from bench.standing import standings
 from bench.variants import capped, looping, narrow
 from horsies.config import PostgresConfig
 from horsies.db.migrations import migrate
@@ -162,6 +163,7 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
         except KeyboardInterrupt:
             say("stopped; what was measured until now is kept")
         asyncio.run(_hang_up())
+    rows = gathered(measured)
     return Report(
         at=reports.now(),
         scale="quick" if options.quick else "everything",
@@ -171,8 +173,8 @@ def _run(options: argparse.Namespace, console: Console) -> Report:
         server="given" if "://" in options.server else options.server,  # a URL may hold a password
         load=load,
         waited=waited,
-        figures=figures,
-        peers=gathered(measured),
+        figures=[*figures, *standings(rows)],
+        peers=rows,
     )
 
 

@@ -23,7 +23,7 @@ ONE = ("--processes", "1")
 TWO = ("--processes", "2")
 TUNED = (*TWO, *PREFETCH, *NO_RECYCLING)
 # A fan lasts for a tenth of a second, so it takes several to say how long.
-FANS = 5
+FANS = 3
 
 
 def workflows(bench: Bench, count: int) -> Iterator[Figure]:

@@ -10,6 +10,7 @@ from bench.idle import Patience, Wait, judged
 from bench.peers.catalogue import LOADS, PEERS
 from bench.peers.mix import LONG_SECONDS, SLOTS, TABLE, bursts, in_order
 from bench.report import empty_row
+from bench.standing import standings
 
 PATIENCE = Patience(idle_seconds=10, limit_seconds=30)
 
@@ -59,3 +60,19 @@ def test_default_settings_come_first() -> None:
 
     assert (first.name, dict(first.environment), first.mix) == ("horsies", {}, LOADS)
     assert empty_row("horsies").settings == "default settings, results stored"
+
+
+def test_default_settings_are_compared_with_the_best_of_the_others() -> None:
+    rows = [
+        empty_row(name)
+        for name in ("horsies", "horsies, strict", "PgQueuer", "graphile-worker", "Celery", "RQ")
+    ]
+    for row, drain in zip(rows, (20.0, 90.0, 25.0, 80.0, 5.0, 6.0), strict=True):
+        row.works["drain, 2 processes"] = [drain]
+    for row, late in zip(rows, (3.0, 1.0, 1.0, 1.0, 4.0, 5.0), strict=True):
+        row.works["5 ms of CPU, p99"] = [late]
+
+    drain, tail = standings(rows)
+
+    assert (drain.of, drain.ratio, drain.met) == ("PgQueuer", 0.8, False)
+    assert (tail.of, tail.ratio, tail.met) == ("Celery", 0.75, True)
