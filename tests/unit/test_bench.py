@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_long_tasks_of_the_mix_never_overlap_and_all_tasks_come_in_time() -> Non
     long = [at for at, seconds in arrivals if seconds == LONG_SECONDS]
     assert len(long) == 10
     assert len(arrivals) == 1_010
-    assert min(after - before for before, after in zip(long, long[1:], strict=False)) > LONG_SECONDS
+    assert min(after - before for before, after in pairwise(long)) > LONG_SECONDS
     assert [at for at, _ in arrivals] == sorted(at for at, _ in arrivals)
 
 
