@@ -42,7 +42,7 @@ help:
 	@echo 'make lint    style and import rules'
 	@echo 'make types   type check, of the code and of what users see of it'
 	@echo 'make docs    build the site into build/site; fails on a link that leads nowhere'
-	@echo 'make bench   measure how fast it is on this machine, for two hours; BENCH=--quick for two minutes'
+	@echo 'make bench   measure how fast it is on this machine, for two to three hours; BENCH=--quick for three minutes'
 	@echo 'make faults  the fault drills at length, and how fast this machine recovers from what'
 	@echo 'make soak    a load under fault after fault, for SOAK_MINUTES'
 	@echo 'make clean   remove everything that was set up or built here'

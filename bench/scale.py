@@ -1,4 +1,4 @@
-"""How much is measured: everything, what a change can be judged by in two minutes, or just enough to see that it runs."""
+"""How much is measured: everything, what a change can be judged by in three minutes, or just enough to see that it runs."""
 
 from __future__ import annotations
 
