@@ -109,7 +109,9 @@ def _written(options: argparse.Namespace) -> list[Path]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="what a change can be judged by, in three minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="what a change can be judged by, in three minutes"
+    )
     parser.add_argument("--only", choices=GROUPS, action="append", help="this group, and others named so")
     names = [peer.short_name for peer in PEERS]
     parser.add_argument("--peer", choices=sorted(set(names)), help="of the peers, this one")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import psutil
 import psycopg
@@ -43,7 +44,8 @@ class Stage:
         self._store = store
         self._command = command
         self._starts, self._log = folder / "starts", folder / f"{peer.script}.log"
-        self._database, self._template = f"bench_{peer.script}", f"bench_{peer.script}_empty"
+        self._database = f"bench_{peer.script}_{uuid4().hex[:8]}"  # another run may use the same server
+        self._template = f"{self._database}_empty"
         on_postgres = peer.store == "PostgreSQL"
         self.url = urlsplit(store)._replace(path=f"/{self._database}").geturl() if on_postgres else store
         self.bench: Bench | None = None
