@@ -20,6 +20,7 @@ from bench import (
     children,
     dashboard,
     growth,
+    keys,
     measures,
     operations,
     page,
@@ -32,6 +33,7 @@ from bench.app import app as main_app
 from bench.figures import Figure, merged
 from bench.harness import Bench, bench_database
 from bench.idle import wait_until_idle
+from bench.keyed_app import keyed
 from bench.peers.catalogue import PEERS
 from bench.peers.mix import mix
 from bench.peers.works import Measured, install, peers
@@ -64,13 +66,14 @@ MEASURES: dict[str, Measure] = {
     "mixed": lambda bench, scale: growth.mixed(bench, scale.mixed),
     "events": lambda bench, scale: operations.events(bench, scale.drained),
     "operations": lambda bench, scale: operations.operations(bench, scale.requeued, scale.deleted),
+    "keys": lambda bench, scale: keys.keys(bench, scale.drained, scale.keys, scale.latencies),
     "idling": lambda bench, scale: growth.idling(bench, scale.idle_workers, scale.idle_seconds),
     "dashboard": lambda bench, scale: dashboard.dashboard(bench, scale.kept, scale.idle_seconds),
 }
 # Measured of other task queues, too.
 PEER_GROUPS = {"peers", "mix"}
 # Long by themselves, and steady: once is enough.
-ONCE = {"snapshot", "idling", "mixed", "schedules", "operations", "dashboard"}
+ONCE = {"snapshot", "keys", "idling", "mixed", "schedules", "operations", "dashboard"}
 
 
 def main() -> None:
@@ -194,7 +197,7 @@ def _figures(bench: Bench, group: str, scale: Scale, repeat: int, say: Callable[
 
 async def _hang_up() -> None:
     """The server is about to stop, and those who listen would complain."""
-    for app in (main_app, looping, capped, narrow):
+    for app in (main_app, looping, capped, narrow, keyed):
         await app.get_broker().close_async()
 
 

@@ -29,6 +29,7 @@ class Scale:
     workers: tuple[int, ...]
     snapshot_seconds: float
     mixed: int
+    keys: tuple[int, ...]
     requeued: int
     deleted: int
     idle_workers: int
@@ -48,6 +49,7 @@ GROWTH = (
     "mixed",
     "events",
     "operations",
+    "keys",
     "idling",
     "dashboard",
 )
@@ -71,6 +73,7 @@ EVERYTHING = Scale(
     workers=(1, 2, 4, 8),
     snapshot_seconds=600,
     mixed=400,
+    keys=(100, 1_000, 10_000, 100_000, 1_000_000),
     requeued=100_000,
     deleted=1_000_000,
     idle_workers=20,
@@ -95,6 +98,7 @@ QUICK = Scale(
     workers=(1, 4),
     snapshot_seconds=10,
     mixed=60,
+    keys=(100, 10_000, 100_000),
     requeued=5_000,
     deleted=20_000,
     idle_workers=2,

@@ -23,7 +23,7 @@ from horsies import (
     WorkerResilienceConfig,
 )
 from tests.faults.testimony import TASKS, Witness, now, token
-from tests.faults.workload import NARROW, VARIABLE, WIDE, Setup
+from tests.faults.workload import KEY_LIMIT, NARROW, VARIABLE, WIDE, Setup, key_of, lane_of
 
 setup = msgspec.json.decode(os.environ[VARIABLE], type=Setup)
 folder = Path(setup.folder)
@@ -119,6 +119,22 @@ async def beside(number: int) -> Returned:
     return TaskResult(ok=end(number, began))
 
 
+@app.task("keyed", queue_name=WIDE, idempotent=True, key=key_of, key_concurrency=KEY_LIMIT)
+def keyed(number: int) -> Returned:
+    """Runs beside few others of its key."""
+    began = begin(number, "keyed", lane_of(key_of(number)))
+    time.sleep(seconds(number))
+    return TaskResult(ok=end(number, began))
+
+
+@app.task("keyed_beside", queue_name=WIDE, idempotent=True, key=key_of, key_concurrency=KEY_LIMIT)
+async def keyed_beside(number: int) -> Returned:
+    """As `keyed`, in the process of others; both kinds count together."""
+    began = begin(number, "keyed_beside", lane_of(key_of(number)))
+    await asyncio.sleep(seconds(number))
+    return TaskResult(ok=end(number, began))
+
+
 @app.task("failing", queue_name=WIDE)
 def failing(number: int) -> Returned:
     began = begin(number, "failing", WIDE)
@@ -143,5 +159,5 @@ def second_time(number: int) -> Returned:
 
 
 TASK_OF: dict[str, Any] = {
-    task.name: task for task in (plain, repeatable, busy, beside, failing, second_time)
+    task.name: task for task in (plain, repeatable, busy, beside, keyed, keyed_beside, failing, second_time)
 }

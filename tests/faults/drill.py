@@ -15,7 +15,7 @@ from tests.e2e.observing import is_alive
 from tests.faults.checker import History, accusations, held_over, repeated, unrecorded
 from tests.faults.scene import ROOT, Plan, Scene, Watch
 from tests.faults.testimony import Run, read_runs, read_sends
-from tests.faults.workload import NARROW, POLICIES, VARIABLE, Setup
+from tests.faults.workload import KEY_LIMIT, KEYS, NARROW, POLICIES, VARIABLE, Setup, lane_of
 from tests.support.soundness import ailments
 from tests.support.waiting import eventually
 
@@ -107,6 +107,7 @@ def _come_to_rest(scene: Scene) -> list[str]:
             wrong.append(f"producer {number} gave up: {log[-500:]}")
     try:
         eventually(lambda: scene.live() == 0, SETTLE_SECONDS, "everything being final")
+        eventually(lambda: scene.slots() == 0, SETTLE_SECONDS, "no key being held by a task that has ended")
     except AssertionError as error:
         wrong.append(str(error))
     for worker in list(scene.workers):
@@ -154,7 +155,8 @@ def _history(scene: Scene, watch: Watch) -> History:
         runs=read_runs(scene.folder),
         rows=scene.rows(),
         policies=POLICIES,
-        caps={} if scene.plan.narrow_cap is None else {NARROW: scene.plan.narrow_cap},
+        caps={lane_of(key): KEY_LIMIT for key in range(KEYS)}
+        | ({} if scene.plan.narrow_cap is None else {NARROW: scene.plan.narrow_cap}),
         seen=watch.seen,
         alive=watch.alive,
         freezes=scene.freezes,

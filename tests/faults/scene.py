@@ -308,6 +308,12 @@ class Scene:
     def rows(self) -> list[Row]:
         return [row_of(values) for values in self.execute(ROWS)]
 
+    def slots(self) -> int:
+        """How many places of keys are taken."""
+        with suppress(psycopg.Error):
+            return self.execute("SELECT count(*) FROM horsies_key_slots")[0][0]
+        return -1
+
     def live(self) -> int:
         with suppress(psycopg.Error):
             return self.execute("SELECT count(*) FROM horsies_tasks WHERE live")[0][0]

@@ -137,6 +137,18 @@ INVARIANTS = (
         "UPDATE horsies_rates SET spent_until = now() WHERE spent_until > now(): its tasks wait until that time",
     ),
     Check(
+        "key_slots",
+        "place",
+        "of a key kept by a task that ended more than {grace_seconds:g} s ago",
+        "the leader deletes them every recovery.check_interval_ms: look for errors in the workers' logs; they block nothing",
+    ),
+    Check(
+        "uncounted_keys",
+        "running task",
+        "not counted by its key",
+        "the row was changed by hand: until it ends, more tasks of its key may run than key_concurrency allows",
+    ),
+    Check(
         "workflow_lag",
         "node",
         "of a workflow that waits for a finished task",

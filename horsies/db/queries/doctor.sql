@@ -87,6 +87,16 @@ SELECT share.worker_id || ' in ' || coalesce(nullif(share.queue_name, ''), 'all 
 SELECT rate_key || ' until ' || spent_until
   FROM horsies_rates WHERE spent_until > now() + make_interval(secs => %(grace_seconds)s);
 
+-- name: key_slots
+SELECT rate_key || ': ' || task_id FROM horsies_key_slots AS slot
+ WHERE taken_at < now() - make_interval(secs => %(grace_seconds)s) AND NOT {is_slot_taken};
+
+-- name: uncounted_keys
+SELECT task.id || ' of ' || task.rate_key FROM horsies_tasks_live AS task
+ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.rate_key >= 'key=' AND task.rate_key < 'key>'
+   AND NOT EXISTS (SELECT FROM horsies_key_slots AS slot
+                    WHERE slot.rate_key = task.rate_key AND slot.task_id = task.id AND slot.claim_seq = task.claim_seq);
+
 -- name: lost_keys
 -- A key is stored in the transaction of its task. The task of an older key may have been deleted by retention.
 SELECT key.task_id::text

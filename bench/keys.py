@@ -1,0 +1,211 @@
+"""What keys cost: a claim as keys grow, drains with and beside tasks with keys, and how soon a new key gets its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+from bench.app import noop
+from bench.figures import Figure, at_least
+from bench.harness import Bench
+from bench.keyed_app import keyed_async, keyed_moment, keyed_noop, unkeyed_async, unkeyed_noop
+from horsies.config import PostgresConfig
+from horsies.db.connection import connect_worker
+from horsies.db.queries import tasks, workers
+from horsies.db.queries.tasks import NO_LIMIT, ClaimRequest, Completed, KeyLane, Lane, PoolRoom
+from horsies.db.queries.workers import Definition
+
+# A claim is for so many idle children.
+ROOM = 16
+CLAIMS = 150
+RUN_SECONDS = 0.01
+APP = "bench.keyed_app:keyed"
+_START = (0, "2000-01-01", str(UUID(int=0)))
+_FILL = """
+INSERT INTO horsies_tasks_live (task_name, rate_key, kwargs, max_retries)
+SELECT 'keyed_noop', 'key=' || (hashint8(n) & 2147483647), '{"key":1}', 0
+  FROM generate_series(1, %(keys)s) AS n, generate_series(1, %(each)s) AS again
+"""
+
+
+def keys(bench: Bench, count: int, sizes: tuple[int, ...], latencies: int) -> Iterator[Figure]:
+    yield from _claims(bench, sizes)
+    yield from _drains(bench, count)
+    yield from _beside(bench, count, waiting=max(sizes) // 10)
+    yield from _turns(bench, latencies, backlog=max(sizes) // 10)
+
+
+def _claims(bench: Bench, sizes: tuple[int, ...]) -> Iterator[Figure]:
+    """One session settles what it claimed last and claims the next tasks, as a worker does."""
+    for each in (1, 100):
+        first: float | None = None
+        for number in sizes:
+            if number * each > max(sizes):
+                continue  # more rows than fit into the time there is
+            bench.empty()
+            bench.session.execute("TRUNCATE horsies_key_slots, horsies_keys")
+            bench.session.execute(_FILL, {"keys": number, "each": each})
+            bench.settle_statistics()
+            cost = asyncio.run(_claim_cost(bench.url)) * 1000
+            first = first or cost
+            figure = (
+                f"settle and claim {ROOM} of {number:,} keys with {each} task{'s' if each > 1 else ''} each"
+            )
+            yield Figure(
+                figure,
+                cost,
+                "ms",
+                cost / first,
+                f"{sizes[0]:,} keys",
+                "0.75–1.25",
+                0.75 <= cost / first <= 1.25,
+            )
+
+
+async def _claim_cost(url: str) -> float:
+    """Return the median seconds of a round trip, the first ones left out."""
+    definition = Definition("keyed_noop", "default", 100, False, 0, None, None, key_concurrency=1)
+    worker_id, after, ended, times = uuid4(), "", list[Completed](), list[float]()
+    async with await connect_worker(PostgresConfig(database_url=url), "bench") as connection:
+        registration = workers.Registration(worker_id, "bench", 1, ROOM, ["default"], 600)
+        await workers.register(connection, registration, [definition])
+        for _ in range(CLAIMS):
+            request = ClaimRequest(
+                [Lane(0, "default", False, None, ROOM, *_START)],
+                [PoolRoom(0, ROOM, ROOM, list(range(1, ROOM + 1)))],
+                [],
+                [],
+                ROOM,
+                NO_LIMIT,
+                worker_id,
+                "bench",
+                "bench",
+                key_lanes=[KeyLane("default", False, ROOM, after)],
+            )
+            began = time.perf_counter()
+            answer = await tasks.settle_and_claim(connection, ended, request)
+            times.append(time.perf_counter() - began)
+            ended = [
+                Completed(task.id, task.claim_seq, '{"ok":1}', rate_key=task.rate_key)
+                for task in answer.claimed
+            ]
+            after = answer.claimed[-1].rate_key if answer.claimed else ""
+        await tasks.release(connection, worker_id, [])
+        await workers.deregister(connection, worker_id)
+    return statistics.median(times[CLAIMS // 3 : -1])
+
+
+def _drain(bench: Bench, count: int, *flags: str, app: str = APP) -> float:
+    """Return the tasks per second of what is in the queue."""
+    bench.settle_statistics()
+    with bench.worker("--processes", "2", "--max-tasks-per-child", "0", *flags, app=app):
+        bench.wait_until(
+            "SELECT NOT EXISTS (SELECT FROM horsies_tasks_live WHERE task_name <> 'keyed_moment')", 240
+        )
+    seconds = bench.value(
+        "SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks"
+        " WHERE NOT live AND task_name <> 'keyed_moment'"
+    )
+    return count / float(seconds)
+
+
+def _drains(bench: Bench, count: int) -> Iterator[Figure]:
+    """Ten thousand keys that run one task at a time each, beside the same tasks without keys."""
+    number = min(count, 10_000)
+    bench.empty()
+    unkeyed_noop.send_many([(n,) for n in range(count)]).unwrap()
+    default = _drain(bench, count)
+    yield Figure("drain without keys, 2 processes, claimed ahead", default, "tasks/s")
+    few = max(500, count // 5)
+    bench.empty()
+    unkeyed_noop.send_many([(n,) for n in range(few)]).unwrap()
+    strict = _drain(bench, few, "--prefetch-buffer", "0")
+    yield Figure(
+        "drain without keys, 2 processes, strict", strict, "tasks/s", strict / default, "claimed ahead"
+    )
+    bench.empty()
+    keyed_noop.send_many([(n % number,) for n in range(few)]).unwrap()
+    with_keys = _drain(bench, few)
+    yield at_least(
+        f"drain of {number:,} keys, limit 1", with_keys, "tasks/s", with_keys / default, "claimed ahead", 0.4
+    )
+    yield at_least("  the same, beside strict", with_keys, "tasks/s", with_keys / strict, "strict", 0.4)
+    bench.empty()
+    unkeyed_async.send_many([(n,) for n in range(count)]).unwrap()
+    loops = _drain(bench, count)
+    yield Figure("drain of async tasks without keys, 100 at once", loops, "tasks/s")
+    bench.empty()
+    keyed_async.send_many([(n % number,) for n in range(count)]).unwrap()
+    with_keys = _drain(bench, count)
+    yield at_least(
+        f"drain of async tasks of {number:,} keys, limit 1",
+        with_keys,
+        "tasks/s",
+        with_keys / loops,
+        "without keys",
+        0.4,
+    )
+
+
+def _beside(bench: Bench, count: int, waiting: int) -> Iterator[Figure]:
+    """The feature unused; and tasks without keys beside many with keys that have to wait."""
+    rates: dict[str, list[float]] = {"unused": [], "known": [], "one": [], "many": []}
+    for _ in range(3):  # in turns, so that a slow moment of the machine meets all
+        for name, app in (("unused", "bench.app:app"), ("known", APP), ("one", APP), ("many", APP)):
+            bench.empty()
+            bench.session.execute("TRUNCATE horsies_key_slots, horsies_keys")
+            if name in ("one", "many"):
+                lane = "'key=big'" if name == "one" else "'key=' || n % 1000"
+                bench.session.execute(
+                    "INSERT INTO horsies_tasks_live (task_name, rate_key, kwargs)"
+                    f" SELECT 'keyed_moment', {lane}, '{{}}' FROM generate_series(1, {waiting}) AS n".encode()
+                )
+                bench.session.execute(
+                    "INSERT INTO horsies_keys (rate_key, paused_at, paused_by)"
+                    " SELECT DISTINCT rate_key, now(), 'bench' FROM horsies_tasks_live"
+                )
+            task = noop if name == "unused" else unkeyed_noop
+            task.send_many([(n,) for n in range(count)]).unwrap()
+            rates[name].append(_drain(bench, count, app=app))
+    unused = statistics.median(rates["unused"])
+    yield Figure("drain without keys, no task with keys known", unused, "tasks/s")
+    for name, what, least in (
+        ("known", "  tasks with keys known, none sent", 0.97),
+        ("one", f"  beside {waiting:,} waiting tasks of one key", 0.9),
+        ("many", f"  beside {waiting:,} waiting tasks of 1,000 keys", 0.9),
+    ):
+        value = statistics.median(rates[name])
+        yield at_least(what, value, "tasks/s", value / unused, "none known", least)
+    bench.session.execute("TRUNCATE horsies_keys")
+
+
+def _turns(bench: Bench, count: int, backlog: int) -> Iterator[Figure]:
+    """From the send of a new key's first task to its start, beside a key with a long backlog and others with one each."""
+    bench.empty()
+    keyed_moment.send_many([("big", RUN_SECONDS)] * backlog).unwrap()
+    keyed_moment.send_many([(f"other{n}", RUN_SECONDS) for n in range(1_000)]).unwrap()
+    bench.settle_statistics()
+    with bench.worker("--processes", "2", "--max-tasks-per-child", "0", app=APP):
+        bench.wait_until(
+            "SELECT NOT EXISTS (SELECT FROM horsies_tasks_live WHERE rate_key <> 'key=big')", 120
+        )
+        done = bench.value("SELECT count(*) FROM horsies_tasks WHERE NOT live AND rate_key = 'key=big'")
+        yield Figure(
+            "1,000 keys with one task each beside a backlog: tasks of the backlog run meanwhile",
+            float(done),
+            "",
+        )
+        late: list[float] = []
+        for n in range(count):
+            began = time.monotonic()
+            late.append(keyed_moment.send(f"new{n}", RUN_SECONDS).unwrap().get(30_000).unwrap() - began)
+    late.sort()
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        value = 1000 * late[min(count - 1, int(share * count))]
+        most = 50 + 1000 * RUN_SECONDS
+        yield Figure(
+            f"  send → start of a new key, {name}", value, "ms", target=f"≤ {most:g}", met=value <= most
+        )
