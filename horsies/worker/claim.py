@@ -368,6 +368,8 @@ class Capacity:
         self.run_times = RunTimes()
         # False if the last claim found a task that must wait for an idle child: a claim without one would find it again.
         self.claims_ahead = True
+        # True if tasks with keys filled the idle children: more of them may wait, and they start in idle children only.
+        self.serves_keys = False
         self.prefetched: deque[Claimed] = deque()
         self._limits = limits
         self._requested = [0 for _ in pools]
@@ -406,7 +408,7 @@ class Capacity:
     @property
     def is_ahead(self) -> bool:
         """True if children hold more calls than they run."""
-        return bool(self._limits.prefetch) or self.depth() > self.plain.shape.width
+        return bool(self._limits.prefetch) or (not self.serves_keys and self.depth() > self.plain.shape.width)
 
     def run_times_json(self) -> str:
         """Return the expected run times of the tasks that may be claimed ahead; '' unless the worker is adaptive."""
@@ -460,7 +462,7 @@ class Capacity:
         idle = self.plain.idle()
         if not idle and not self.claims_ahead:
             return 0
-        ahead = self.plain.room() - idle
+        ahead = 0 if self.serves_keys else self.plain.room() - idle
         if self._limits.max_claim_per_worker:
             waiting = max(0, self.plain.load + self._requested[0] - self.plain.shape.slots)
             ahead = min(ahead, max(0, self._limits.max_claim_per_worker - waiting))

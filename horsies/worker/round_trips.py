@@ -397,6 +397,8 @@ class RoundTrips:
                 full = min(room.room, room.idle) if found_keys[room.pool] else room.room
                 has_backlog = found[room.pool] >= full or (room.pool == 0 and left > 0)
                 self.has_backlog[room.pool] = has_backlog
+                if room.pool == 0:
+                    self.capacity.serves_keys = found_keys[0] and has_backlog
                 if not has_backlog:
                     unfilled.append(found[room.pool])
         self._claim_again(unfilled, now)
