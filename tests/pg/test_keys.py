@@ -443,8 +443,9 @@ def test_the_limit_is_never_exceeded_by_many_sessions_at_once(
     hire: Callable[[], Hands], db: Db, database_url: str, concurrency: int
 ) -> None:
     limit(db, concurrency)
-    for key in range(6):
-        insert(db, str(key), 60)
+    for key in range(2):  # in two queues: nothing but the key is common to the claims
+        insert(db, str(key), 120)
+        insert(db, str(key), 120, queue="other")
     workers = [hire() for _ in range(4)]
     worst: list[int] = []
 
@@ -457,7 +458,8 @@ def test_the_limit_is_never_exceeded_by_many_sessions_at_once(
                 if ended and rng.random() < 0.3:
                     hands.fail(ended, delay_seconds=0)
                     ended = []
-                claimed = hands.claim_keys(room=3, after=after, completed=ended)
+                queue = rng.choice(["default", "other"])
+                claimed = hands.claim_keys(queue, room=3, after=after, completed=ended)
                 done += len(ended)
                 held += claimed
                 after = claimed[-1].rate_key if claimed else ""
