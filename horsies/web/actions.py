@@ -19,6 +19,7 @@ from horsies.db.connection import Connection
 from horsies.db.ids import new_ids
 from horsies.db.queries import inspect, operations
 from horsies.db.queries.operations import Selection
+from horsies.keys import key_text
 from horsies.redaction import NothingToRestore
 from horsies.result import Err
 from horsies.schedule.api import ScheduleErrorCode, ScheduleResult
@@ -57,6 +58,10 @@ class OfQueue(msgspec.Struct, forbid_unknown_fields=True):
     """One queue, or all of them."""
 
     queue: str | None
+
+
+class OfKey(msgspec.Struct, forbid_unknown_fields=True):
+    key: str
 
 
 class OfSchedule(msgspec.Struct, forbid_unknown_fields=True):
@@ -220,6 +225,25 @@ class Actions:
     ) -> Response:
         queue = (await read_json(request, OfQueue)).queue or operations.ALL_QUEUES
         if not await self._state.act(lambda connection: action(connection, queue, _actor(request))):
+            raise HttpError(409, too_late)
+        return json_response({})
+
+    # Keys
+
+    async def pause_key(self, request: Request) -> Response:
+        return await self._key(request, operations.pause_key, "It is paused already.")
+
+    async def resume_key(self, request: Request) -> Response:
+        return await self._key(request, operations.resume_key, "It is not paused any more.")
+
+    async def _key(
+        self, request: Request, action: Callable[[Connection, str, str], Awaitable[bool]], too_late: str
+    ) -> Response:
+        try:
+            key = key_text((await read_json(request, OfKey)).key)
+        except ValueError as error:
+            raise HttpError(400, f"The key {error}.") from error
+        if not await self._state.act(lambda connection: action(connection, key, _actor(request))):
             raise HttpError(409, too_late)
         return json_response({})
 

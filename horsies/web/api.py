@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from horsies.status import TaskStatus, WorkflowStatus
-from horsies.web.actions import Bulk, NewArguments, OfQueue, OfSchedule
+from horsies.web.actions import Bulk, NewArguments, OfKey, OfQueue, OfSchedule
 from horsies.web.charts import RANGES
 from horsies.web.queries import DashboardQueries
 from horsies.web.requests import (
@@ -48,6 +48,7 @@ PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "queue": ("Only tasks of this queue", _TEXT),
     "name": ("Only this name", _TEXT),
     "code": ("Only tasks with this error code", _TEXT),
+    "key": ("Only this key", _TEXT),
     "q": ("Search in names, arguments and error codes", _TEXT),
     "since": ("Only tasks of the last 15m, 12h or 7d, for example", _TEXT),
     "before": ("Start of the page: next.before of the previous page", _TEXT),
@@ -108,7 +109,7 @@ def _parameter(name: str, place: str) -> dict[str, Any]:
     return {"name": shown, "in": place, "required": place == "path", "description": about, "schema": schema}
 
 
-_TASK_PAGE = ("status", "queue", "name", "code", "q", "since", "before", "ended", "limit")
+_TASK_PAGE = ("status", "queue", "name", "code", "key", "q", "since", "before", "ended", "limit")
 _SCHEDULE_PAGE = ("q", "after", "limit")
 _WORKFLOW_PAGE = ("workflow_status", "name", "parts", "before", "limit")
 
@@ -119,6 +120,7 @@ CALLS = (
     Call("GET", "/api/tasks/{task_id}", "task", "One task with its attempts, and why it is not running"),
     Call("GET", "/api/tasks/{task_id}/{part}", "payload", "The full arguments or result of a task"),
     Call("GET", "/api/queues", "queues", "The queues with their depths, limits and workers"),
+    Call("GET", "/api/keys", "keys", "The keys that wait longest, or one key", ("key", "limit")),
     Call("GET", "/api/workers", "workers", "The workers, and the tasks that their children run"),
     Call("GET", "/api/schedules", "schedules", "A page of schedules with their next runs", _SCHEDULE_PAGE),
     Call("GET", "/api/workflows", "workflows", "A page of workflows, newest first", _WORKFLOW_PAGE),
@@ -134,6 +136,8 @@ CALLS = (
     Call("POST", "/api/tasks/{task_id}/resend", "resend_task", "Send it again, edited", (), NewArguments),
     Call("POST", "/api/queues/pause", "pause_queue", "Pause one queue, or all", (), OfQueue),
     Call("POST", "/api/queues/resume", "resume_queue", "Resume one queue, or all", (), OfQueue),
+    Call("POST", "/api/keys/pause", "pause_key", "Start no more tasks of a key", (), OfKey),
+    Call("POST", "/api/keys/resume", "resume_key", "Start tasks of a paused key again", (), OfKey),
     Call("POST", "/api/schedules/pause", "pause_schedule", "Skip the runs of a schedule", (), OfSchedule),
     Call("POST", "/api/schedules/resume", "resume_schedule", "Resume a paused schedule", (), OfSchedule),
     Call("POST", "/api/schedules/run-now", "run_schedule", "Run a schedule once, now", (), OfSchedule),
@@ -221,6 +225,9 @@ class Api:
                 "ended_in_a_day": await self._queries.days(),
             }
         )
+
+    async def keys(self, request: Request) -> Response:
+        return json_response({"keys": as_dicts(await self._queries.keys(request.query_params))})
 
     async def workers(self, _request: Request) -> Response:
         workers, children = await self._queries.workers(), await self._queries.running_tasks()

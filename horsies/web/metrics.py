@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from horsies.db.queries.inspect import Queue, Worker
+from horsies.db.queries.keys import KeyTotals
 from horsies.db.queries.statistics import BOUNDS, ENDS, TaskTotals
 from horsies.web.queries import DashboardQueries
 
@@ -18,7 +19,8 @@ Sample = tuple[str, Labels, float]
 async def exposition(queries: DashboardQueries) -> str:
     """Return all metrics as text."""
     totals, queues, workers = await queries.totals(), await queries.queues(), await queries.workers()
-    return "\n".join([*_counters(totals), *_queues(queues), *_workers(workers), ""])
+    of_keys = _keys(await queries.key_totals())
+    return "\n".join([*_counters(totals), *_queues(queues), *of_keys, *_workers(workers), ""])
 
 
 def _counters(totals: Sequence[TaskTotals]) -> Iterator[str]:
@@ -66,6 +68,21 @@ _GAUGES: tuple[tuple[str, str, Callable[[Queue], float]], ...] = (
         lambda queue: queue.oldest_seconds or 0.0,
     ),
 )
+
+
+def _keys(totals: KeyTotals) -> Iterator[str]:
+    """Yield the gauges of all keys together. A label for each key would make as many series as there are customers."""
+    for name, about, value in (
+        ("keys_running", "Keys of which tasks run.", totals.keys_running),
+        ("key_tasks_running", "Running tasks with a key.", totals.tasks_running),
+        ("keys_paused", "Keys that an operator has paused.", totals.keys_paused),
+        (
+            "key_oldest_pending_seconds",
+            "How long the oldest waiting task with a key has been due.",
+            totals.oldest_seconds or 0.0,
+        ),
+    ):
+        yield from _metric(f"horsies_{name}", "gauge", about, [("", {}, float(value))])
 
 
 def _workers(workers: Sequence[Worker]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 
 from horsies.db.connection import Connection
-from horsies.db.queries import doctor, inspect, operations, schedules, statistics
+from horsies.db.queries import doctor, inspect, keys, operations, schedules, statistics
 from horsies.db.queries.doctor import Finding
 from horsies.db.queries.inspect import (
     Action,
@@ -29,6 +29,7 @@ from horsies.db.queries.inspect import (
     WorkflowNode,
     WorkflowRow,
 )
+from horsies.db.queries.keys import Key, KeyTotals
 from horsies.db.queries.statistics import TaskCounts, TaskTotals, TimeSlot
 from horsies.schedule.api import info_from_row
 from horsies.schedule.model import TaskSchedule
@@ -150,6 +151,22 @@ class DashboardQueries:
 
     async def queues(self) -> list[Queue]:
         return await self._state.cached("queues", STATE_SECONDS, inspect.queues)
+
+    async def keys(self, query: Mapping[str, str]) -> list[Key]:
+        """Return the keys that wait longest, or the one that `key` names."""
+        limit, name = parse_limit(query), query.get("key")
+        if name is not None:
+            return [
+                await self._state.cached(
+                    ("key", name), STATE_SECONDS, lambda connection: keys.key(connection, name)
+                )
+            ]
+        return await self._state.cached(
+            ("keys", limit), STATE_SECONDS, lambda connection: keys.keys(connection, limit)
+        )
+
+    async def key_totals(self) -> KeyTotals:
+        return await self._state.cached("key totals", COUNTS_SECONDS, keys.totals)
 
     async def all_suspended(self) -> bool:
         """Return True if all queues are paused at once."""

@@ -145,6 +145,17 @@ BROKEN = [
         + 2 * f"{TASK} VALUES ('add', 'RUNNING', true, '{HERE}', now(), now(), NULL);",
     ),
     ("rates", "INSERT INTO horsies_rates VALUES ('add', 1, 1, now() + interval '1 hour');"),
+    (
+        "key_slots",
+        "INSERT INTO horsies_key_slots (rate_key, task_id, claim_seq, taken_at)"
+        " VALUES ('key=a', gen_random_uuid(), 1, now() - interval '1 hour');",
+    ),
+    (
+        "uncounted_keys",
+        ALIVE
+        + f"{TASK} VALUES ('add', 'RUNNING', true, '{HERE}', now(), now(), NULL);"
+        + "UPDATE horsies_tasks_live SET rate_key = 'key=a';",
+    ),
     ("workflow_lag", f"{FLOW} 'RUNNING', 1); {NODE} 0, 'ENQUEUED', 0, '{{}}');"),
     ("workflow_stalls", f"{FLOW} 'RUNNING', 1); {NODE} 0, 'READY', 0, '{{}}');"),
     ("workflow_stalls", f"{FLOW} 'RUNNING', 1); {NODE} 0, 'PENDING', 0, '{{}}');"),

@@ -147,7 +147,7 @@ def test_nodes_and_items_have_keys(app: Horsies, serve: BaseTask[..., Any], db: 
         return ["x", "y"]
 
     first = names.node()
-    spec = app.workflow(
+    spec: Any = app.workflow(
         "keys",
         [
             first,

@@ -253,6 +253,36 @@ def test_of_two_who_retry_the_same_task_one_is_told_that_he_is_late(call: Call, 
     assert unknown.status_code == 404
 
 
+def test_keys_are_listed_paused_and_measured(call: Call, db: Db) -> None:
+    db.execute(
+        "INSERT INTO horsies_tasks_live (task_name, rate_key, enqueued_at)"
+        " VALUES ('add', 'key=acme/1', now() - interval '5 minutes'), ('add', 'key=b', now())"
+    )
+    name = "acme/1"
+
+    listed, one, of_key = call(
+        get("/api/keys"), get(f"/api/keys?key={quote(name)}"), get(f"/api/tasks?key={quote(name)}")
+    )
+    told = call(*[post("/api/keys/pause", {"key": name})] * 2, post("/api/keys/pause", {"key": "x" * 201}))
+    (paused,) = call(get(f"/api/keys?key={quote(name)}&limit=2"))
+    (metrics,) = call(get("/metrics"))
+    resumed = call(*[post("/api/keys/resume", {"key": name})] * 2)
+
+    assert [key["key"] for key in listed.json()["keys"]] == [name, "b"]
+    assert one.json()["keys"][0]["waiting"] == 1
+    assert [task["task_name"] for task in of_key.json()["tasks"]] == ["add"]
+    assert [answer.status_code for answer in told] == [200, 409, 400]
+    assert "201 characters" in told[2].text
+    assert paused.json()["keys"][0]["paused_by"] is not None
+    assert "horsies_keys_paused 1" in metrics.text
+    assert "acme" not in metrics.text
+    assert [answer.status_code for answer in resumed] == [200, 409]
+    assert db.execute("SELECT action FROM horsies_actions ORDER BY id").fetchall() == [
+        {"action": "pause key"},
+        {"action": "resume key"},
+    ]
+
+
 def test_many_tasks_are_counted_first_and_then_acted_on(call: Call, db: Db) -> None:
     fail(db, "add", "mail", 3)
     fail(db, "add", "other", 2)
@@ -327,4 +357,4 @@ def test_the_description_of_the_api_names_every_call(quiet_call: Call) -> None:
     document = answer.json()
     assert document["openapi"].startswith("3.1")
     assert "409" in document["paths"]["/api/tasks/{task_id}/retry"]["post"]["responses"]
-    assert json.dumps(document["paths"]["/api/tasks"]["get"]["parameters"]).count('"in": "query"') == 9
+    assert json.dumps(document["paths"]["/api/tasks"]["get"]["parameters"]).count('"in": "query"') == 10

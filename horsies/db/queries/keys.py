@@ -32,6 +32,25 @@ class Key(NamedTuple):
     allowed_in: float | None
 
 
+class KeyTotals(NamedTuple):
+    """All keys in four numbers."""
+
+    keys_running: int
+    tasks_running: int
+    keys_paused: int
+    oldest_seconds: float | None
+
+
+async def totals(connection: Connection) -> KeyTotals:
+    """Return how many keys and tasks of keys run, how many keys are paused, and how long the oldest task of a key has waited."""
+    async with connection.transaction():
+        await connection.execute(IN_INDEX_ORDER)
+        cursor = connection.cursor(row_factory=class_row(KeyTotals))
+        found = await (await cursor.execute(SQL["totals"])).fetchone()
+    assert found is not None  # the statement has no FROM
+    return found
+
+
 async def keys(connection: Connection, limit: int, *, busiest: bool = False) -> list[Key]:
     """Return the keys that have waited longest, or run most tasks, and those that are paused."""
     return await _fetch(connection, "keys", {"limit": limit, "busiest": busiest, "read": MOST_READ})

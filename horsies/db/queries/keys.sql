@@ -60,3 +60,18 @@ WITH RECURSIVE live (queue_name) AS (
 -- Return the facts about one key.
 {lanes_of_keys}, chosen AS MATERIALIZED (SELECT 'key=' || %(key)s::text COLLATE "C" AS rate_key)
 {key_facts};
+
+-- name: totals
+-- Sum up all keys in four numbers. The oldest waiting task of each queue and kind is the first one of the index of tasks with keys.
+{lanes_of_keys}
+SELECT (SELECT count(DISTINCT rate_key) FROM horsies_key_slots AS slot WHERE {is_slot_taken})::integer AS keys_running,
+       (SELECT count(*) FROM horsies_key_slots AS slot WHERE {is_slot_taken})::integer AS tasks_running,
+       (SELECT count(*) FROM horsies_keys WHERE paused_at IS NOT NULL)::integer AS keys_paused,
+       (SELECT extract(epoch FROM now())::double precision - extract(epoch FROM min(oldest.enqueued_at))::double precision
+          FROM lane
+         CROSS JOIN LATERAL (
+               SELECT enqueued_at FROM horsies_tasks_live AS task
+                WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async
+                  AND task.rate_key >= 'key=' AND task.rate_key < 'key>' AND task.parked_at IS NULL
+                  AND task.enqueued_at <= now() AND task.status = 'PENDING'
+                ORDER BY task.queue_name, task.is_async, task.enqueued_at LIMIT 1) AS oldest) AS oldest_seconds;
