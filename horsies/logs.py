@@ -190,12 +190,3 @@ def configure(level: str, log_format: Literal["text", "json"]) -> None:
     for handler in {handler for logger in loggers for handler in logger.handlers}:
         if not any(isinstance(each, TaskContext) for each in handler.filters):
             handler.addFilter(TaskContext())
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural.
-
-    >>> counted(1, "task"), counted(2_000, "task")
-    ('1 task', '2,000 tasks')
-    """
-    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"

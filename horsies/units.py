@@ -66,11 +66,13 @@ def _two_units(seconds: int, size: int, unit: str, part_size: int, part_unit: st
 
 
 def rough(seconds: float) -> str:
-    """Return a duration of at least a second in one unit, rounded down: for times that go by while one reads.
+    """Return a duration in one unit, rounded down: for times that go by while one reads.
 
     >>> rough(12.8), rough(124), rough(7_500), rough(200_000)
     ('12 s', '2 min', '2 h', '2 d')
     """
+    if not math.isfinite(seconds) or seconds < 0:
+        return span(seconds)
     for size, unit, least in ((DAY, "d", 2 * DAY), (HOUR, "h", HOUR), (MINUTE, "min", MINUTE)):
         if seconds >= least:
             return f"{seconds // size:,.0f} {unit}"
@@ -95,8 +97,7 @@ def age(at: datetime, now: datetime | None = None) -> str:
     >>> age(datetime(2026, 7, 1, tzinfo=UTC), datetime(2026, 7, 1, 0, 12, tzinfo=UTC))
     '12 min'
     """
-    seconds = max(0.0, seconds_between(at, now or datetime.now(UTC)))
-    return rough(seconds) if math.isfinite(seconds) else span(seconds)
+    return rough(max(0.0, seconds_between(at, now or datetime.now(UTC))))
 
 
 def took(began: datetime | None, ended: datetime | None) -> str:

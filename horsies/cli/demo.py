@@ -32,7 +32,6 @@ from horsies.db.urls import with_database
 from horsies.errors import DatabaseError, ErrorCode, HorsiesError, how_to_install
 from horsies.executor.child import die_with_parent
 from horsies.handle import TaskHandle
-from horsies.logs import counted
 from horsies.result import (
     BrokerOperationError,
     HandleOperationError,
@@ -46,6 +45,7 @@ from horsies.result import (
     WorkflowStartError,
 )
 from horsies.status import OperationalErrorCode, OutcomeCode, TaskStatus, WorkflowStatus
+from horsies.units import counted
 from horsies.validation import unreadable_urls
 
 T = TypeVar("T")

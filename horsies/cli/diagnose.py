@@ -24,8 +24,8 @@ from horsies.cli.options import (
 from horsies.cli.output import print_json, print_table, printable, raise_all
 from horsies.db.queries.doctor import Finding, Thresholds, examine
 from horsies.db.queries.workers import host_health, on_host
-from horsies.logs import counted
 from horsies.registry import AnyTask
+from horsies.units import counted
 
 
 @click.command()

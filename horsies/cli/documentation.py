@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from horsies.errors import ConfigurationError, ErrorCode
-from horsies.logs import counted
+from horsies.units import counted
 
 PACKAGE = Path(__file__).parents[1]
 INDEX = "README.md"

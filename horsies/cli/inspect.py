@@ -34,9 +34,8 @@ from horsies.db.queries.keys import keys as read_keys
 from horsies.db.queries.steps import Called, SignalRow, StepRow
 from horsies.db.queries.tasks import TaskLogLine, TaskProgress
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, how_to_install
-from horsies.logs import counted
 from horsies.status import TaskStatus
-from horsies.units import age, ago, megabytes, span, time_text, took
+from horsies.units import age, ago, counted, megabytes, percentage, rough, span, time_text, took
 
 WATCH_SECONDS = 1.0
 # The number of running tasks of a worker that are named.
@@ -106,7 +105,9 @@ def _show_queues(database: Database, as_json: bool, *, clear: bool) -> None:
     if any(queue.parked for queue, _ in queues):
         rows = [row | {"parked": f"{queue.parked:,}"} for row, (queue, _) in zip(rows, queues, strict=True)]
     print_table(
-        rows, right=["pending", "scheduled", "parked", "claimed", "running", "failed", "oldest", "limit"]
+        rows,
+        right=["pending", "scheduled", "parked", "claimed", "running", "failed", "oldest", "limit"],
+        drop=["limit", "claimed", "parked", "scheduled", "failed", "oldest"],
     )
 
 
@@ -134,7 +135,7 @@ def queue_row(queue: Queue, failed: int) -> dict[str, str]:
         "claimed": f"{queue.claimed:,}",
         "running": f"{queue.running:,}",
         "failed": f"{failed:,}",
-        "oldest": "" if queue.oldest_seconds is None else span(queue.oldest_seconds),
+        "oldest": "" if queue.oldest_seconds is None else rough(queue.oldest_seconds),
         "limit": "" if queue.max_concurrency is None else str(queue.max_concurrency),
         "state": "" if queue.suspended_by is None else "paused",
     }
@@ -150,7 +151,11 @@ def _show_workers(database: Database, as_json: bool, *, clear: bool) -> None:
     if not workers:
         click.echo("there are no workers")
     rows = [worker_row(worker, running) for worker, running in workers]
-    print_table(rows, right=["pid", "slots", "running", "memory", "up", "last beat"])
+    print_table(
+        rows,
+        right=["pid", "slots", "running", "cpu", "memory", "up", "heartbeat"],
+        drop=["queues", "up", "pid", "heartbeat", "memory", "cpu", "host"],
+    )
 
 
 async def read_workers(connection: Connection) -> list[tuple[Worker, list[str]]]:
@@ -179,9 +184,10 @@ def worker_row(worker: Worker, running: list[str]) -> dict[str, str]:
         "queues": ", ".join(map(str, worker.queues)),
         "slots": str(worker.processes),
         "running": str(len(running)),
+        "cpu": "" if worker.cpu_percent is None else percentage(worker.cpu_percent),
         "memory": memory,
         "up": age(worker.started_at),
-        "last beat": ago(worker.last_beat_at),
+        "heartbeat": ago(worker.last_beat_at),
     }
 
 
@@ -243,7 +249,9 @@ def _print_tasks(found: list[TaskRow], as_json: bool, row: Callable[[TaskRow], d
         return
     if not found:
         click.echo("there are no such tasks")
-    print_table([row(task) for task in found], right=["attempts"])
+    print_table(
+        [row(task) for task in found], right=["attempts"], drop=["attempts", "message", "queue", "sent"]
+    )
 
 
 def task_row(task: TaskRow) -> dict[str, str]:

@@ -29,7 +29,7 @@ from horsies.db.queries.retention import Old
 from horsies.errors import ErrorCode, HorsiesError, is_storable_text
 from horsies.handle import MAX_SIGNAL_NAME
 from horsies.keys import key_text
-from horsies.logs import counted
+from horsies.units import counted
 
 _queue_option = click.option("--queue", metavar="QUEUE", help="Only this queue.")
 

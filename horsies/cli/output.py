@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -26,11 +27,15 @@ MIN_PROGRESS = 5_000
 
 
 def print_table(
-    rows: Sequence[Mapping[str, str]], right: Collection[str] = (), longest: int = LONGEST_CELL
+    rows: Sequence[Mapping[str, str]],
+    right: Collection[str] = (),
+    longest: int = LONGEST_CELL,
+    drop: Sequence[str] = (),
 ) -> None:
     """Print rows of cells by the name of their column, or nothing if there are no rows.
 
-    Align the columns in `right` to the right, and cut cells longer than `longest`.
+    Align the columns in `right` to the right, and cut cells longer than `longest`. On a terminal that is too narrow, leave
+    out the columns in `drop`, in this order, and name them below the table.
     """
     # rich takes a tenth of a second to import
     from rich.console import Console
@@ -39,18 +44,45 @@ def print_table(
 
     if not rows:
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for name in rows[0]:
-        table.add_column(name, justify="right" if name in right else "left")
-    for row in rows:
-        table.add_row(*(Text(printable(cut(cell, longest))) for cell in row.values()))
     on_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if on_terminal else FILE_WIDTH
+    shown = [{name: printable(cut(cell, longest)) for name, cell in row.items()} for row in rows]
+    names = fitting_columns(shown, list(rows[0]), drop, width, gap=3)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left")
+    for row in shown:
+        table.add_row(*(Text(row[name]) for name in names))
     color = use_color(os.environ, on_terminal)
-    console = Console(force_terminal=color, no_color=not color, width=None if on_terminal else FILE_WIDTH)
+    console = Console(force_terminal=color, no_color=not color, width=width)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
         click.echo(line.rstrip(), color=color)
+    if left_out := [name for name in rows[0] if name not in names]:
+        click.echo(f"not shown at {width} columns: {', '.join(left_out)}; --json has all", err=True)
+
+
+def fitting_columns(
+    rows: Sequence[Mapping[str, str]], names: Sequence[str], drop: Sequence[str], width: int, gap: int
+) -> list[str]:
+    """Return the columns to show in a width: all, or without the first of `drop` so that the others are not cut.
+
+    >>> rows = [{"task": "send_mail", "error": "SMTP_DOWN"}]
+    >>> fitting_columns(rows, ["task", "error"], ["error"], 20, 3), fitting_columns(rows, ["task", "error"], ["error"], 40, 3)
+    (['task'], ['task', 'error'])
+    """
+    widths = {
+        name: max(len(name), *(len(row[name]) for row in rows)) + gap if rows else len(name) + gap
+        for name in names
+    }
+    shown = list(names)
+    for name in drop:
+        if sum(widths[each] for each in shown) <= width:
+            break
+        if name in shown:
+            shown.remove(name)
+    return shown
 
 
 def print_fields(fields: Mapping[str, str], longest: int = LONGEST_CELL) -> None:

@@ -28,13 +28,12 @@ from horsies.config import AppConfig
 from horsies.db.connection import TRANSIENT, explain_connection_error
 from horsies.errors import ConfigurationError, DatabaseError, ErrorCode, HorsiesError
 from horsies.handle import TaskHandle
-from horsies.logs import counted
 from horsies.result import Err
 from horsies.schedule.api import ScheduleErrorCode, ScheduleInfo, ScheduleResult, Schedules
 from horsies.schedule.model import TaskSchedule
 from horsies.schedule.occurrences import NeverAgain, local_slots, zone_of
 from horsies.schedule.patterns import CronSchedule, IntervalSchedule, describe, to_data
-from horsies.units import time_text
+from horsies.units import counted, time_text
 
 T = TypeVar("T")
 
@@ -60,7 +59,11 @@ def list_(as_json: bool, database: Database) -> None:
     if as_json:
         print_json({"schedules": [_document(info) for info in found]})
         return
-    print_table([_row(info) for info in found], right=["count"])
+    print_table(
+        [_row(info) for info in found],
+        right=["count"],
+        drop=["error", "source", "last run", "zone", "count", "runs"],
+    )
     click.echo(counted(len(found), "schedule"))
 
 

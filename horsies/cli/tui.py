@@ -16,23 +16,25 @@ from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Container, VerticalScroll
+from textual.events import Resize
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from horsies import cancellation
 from horsies.cli.inspect import queue_row, read_workers, task_row, worker_row
 from horsies.cli.options import Redaction
-from horsies.cli.output import cut, first_line, printable
+from horsies.cli.output import LONGEST_CELL, cut, first_line, fitting_columns, printable
 from horsies.cli.signals import restored_handlers
 from horsies.codec.results import STORED_SHOWN, UNDECODABLE, stored_text
 from horsies.config import PostgresConfig
 from horsies.db.connection import TRANSIENT, Connection, connect
-from horsies.db.queries import inspect, operations
+from horsies.db.queries import inspect, operations, statistics
 from horsies.db.queries.inspect import Attempt, FullTask, Queue, TaskFilter, TaskPage, TaskRow, Worker
 from horsies.db.queries.operations import ALL_QUEUES, Selection
+from horsies.db.queries.statistics import Throughput
 from horsies.errors import mask_passwords
-from horsies.units import age, ago
+from horsies.units import age, ago, counted, megabytes, per_second, percentage
 
 REFRESH_SECONDS = 1.0
 EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,10 +45,37 @@ TASKS_SHOWN = 100
 # The errors of a read or an action: no connection, a statement timeout, a missing privilege.
 DATABASE_ERRORS = (psycopg.Error, OSError, TimeoutError)
 COLUMNS = {
-    "queues": ("queue", "pending", "scheduled", "running", "failed", "oldest", "state"),
-    "workers": ("worker", "state", "running", "slots", "queues", "up", "last beat"),
-    "tasks": ("task", "queue", "state", "sent", "attempts", "error", "message"),
+    "queues": ("queue", "state", "pending", "running", "rate", "oldest", "scheduled", "failed"),
+    "workers": ("worker", "state", "busy", "cpu", "memory", "heartbeat", "up", "queues"),
+    "tasks": ("task", "state", "sent", "queue", "error", "attempts", "message"),
 }
+NUMBERS = {
+    "pending",
+    "running",
+    "rate",
+    "oldest",
+    "scheduled",
+    "failed",
+    "busy",
+    "cpu",
+    "memory",
+    "heartbeat",
+    "up",
+    "sent",
+    "attempts",
+}
+# The columns that a narrow table leaves out, the first one first.
+DROP = {
+    "queues": ("failed", "scheduled", "oldest", "rate"),
+    "workers": ("queues", "up", "heartbeat", "memory", "cpu"),
+    "tasks": ("message", "attempts", "queue", "error", "sent"),
+}
+# The throughput is that of the last seconds.
+RATE_SECONDS = 10
+# Longer texts are cut in columns that share the screen with others.
+LONGEST = {"task": 40, "error": 30, "queue": 24, "worker": 28, "queues": 30}
+# From this width on, queues and workers stand side by side.
+WIDE = 130
 STATE_STYLES = {
     "FAILED": "red", "RUNNING": "green", "EXPIRED": "yellow", "CANCELLED": "yellow", "COMPLETED": "dim",
     "paused": "yellow", "suspended": "yellow", "dead": "red",
@@ -98,33 +127,69 @@ class View(NamedTuple):
     workers: list[tuple[Worker, list[str]]]
     page: TaskPage
     is_suspended: bool
+    throughput: dict[str, Throughput]
 
     @property
     def tasks(self) -> list[TaskRow]:
         return self.page.tasks
 
-    def tables(self) -> dict[str, dict[str, list[Text]]]:
-        """Return the cells of each table by the keys of its rows."""
+    def summary(self) -> str:
+        """Return the figures of all queues and all living workers in one line."""
+        alive = [worker for worker, _ in self.workers if worker.state != "dead"]
+        busy = sum(len(running) for _, running in self.workers)
+        ended = sum(each.ended for each in self.throughput.values()) / RATE_SECONDS
+        failed = sum(each.failed for each in self.throughput.values()) / RATE_SECONDS
+        memory = [
+            worker.memory_usage_mb + (worker.children_memory_mb or 0)
+            for worker in alive
+            if worker.memory_usage_mb
+        ]
+        figures = [
+            f"{per_second(ended)} done",
+            f"{per_second(failed)} failed" if failed else "",
+            f"{busy} of {counted(sum(worker.processes for worker in alive), 'slot')} busy",
+            counted(len(alive), "worker"),
+            f"CPU {percentage(sum(worker.cpu_percent or 0 for worker in alive))}" if alive else "",
+            f"memory {megabytes(sum(memory))}" if memory else "",
+        ]
+        return "   ".join(filter(None, figures))
+
+    def tables(self) -> dict[str, dict[str, dict[str, str]]]:
+        """Return the rows of each table by their keys, as the texts of their cells by column."""
         queues = {
-            queue.name: queue_row(queue, failed) | {"running": f"{queue.claimed + queue.running:,}"}
+            queue.name: queue_row(queue, failed)
+            | {
+                "running": f"{queue.claimed + queue.running:,}",
+                "rate": per_second(self.throughput[queue.name].ended / RATE_SECONDS)
+                if queue.name in self.throughput
+                else "",
+            }
             for queue, failed in self.queues
         }
         workers = {
-            worker.worker_id: worker_row(worker, running) | {"worker": f"{worker.hostname}:{worker.pid}"}
+            worker.worker_id: worker_row(worker, running)
+            | {"worker": f"{worker.hostname}:{worker.pid}", "busy": f"{len(running)}/{worker.processes}"}
             for worker, running in self.workers
         }
         tasks = {task.task_id: task_row(task) | {"message": first_line(task.message)} for task in self.tasks}
         return {
-            name: {key: [_cell(column, row[column]) for column in COLUMNS[name]] for key, row in rows.items()}
+            name: {
+                key: {
+                    column: printable(cut(row[column], LONGEST.get(column, LONGEST_CELL)))
+                    for column in COLUMNS[name]
+                }
+                for key, row in rows.items()
+            }
             for name, rows in (("queues", queues), ("workers", workers), ("tasks", tasks))
         }
 
 
 def _cell(column: str, value: str) -> Text:
-    return Text(printable(cut(value)), STATE_STYLES.get(value, "") if column == "state" else "")
+    style = STATE_STYLES.get(value, "") if column == "state" else ""
+    return Text(value, style, justify="right" if column in NUMBERS else "left")
 
 
-EMPTY = View([], [], TaskPage([], None, None), False)
+EMPTY = View([], [], TaskPage([], None, None), False, {})
 
 
 class TopConnection:
@@ -148,12 +213,13 @@ class TopConnection:
                 suspensions = await operations.suspensions(connection)
                 self._last = self._last._replace(is_suspended=ALL_QUEUES in suspensions)
             self._reads += 1
+            rates = await statistics.throughput(connection, RATE_SECONDS)
             queues = await inspect.queues_with_failures(connection)
             page = await inspect.tasks(
                 connection, wanted, limit=TASKS_SHOWN, failed=failures, with_messages=True
             )
             page = page._replace(tasks=await self._redaction.tasks(connection, page.tasks))
-        self._last = self._last._replace(queues=queues, page=page)
+        self._last = self._last._replace(queues=queues, page=page, throughput=rates)
         return self._last
 
     async def read_task(self, task_id: UUID) -> FullTask | None:
@@ -269,12 +335,14 @@ def parse_filter(words: str) -> TaskFilter:
 
 
 class Rows(DataTable[Text]):
-    """A table whose rows have keys."""
+    """A table whose rows have keys, and which shows the columns that fit its width."""
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name, cursor_type="row", zebra_stripes=True)
         self.border_title = name
-        self.add_columns(*COLUMNS[name])
+        self.shown: list[str] = []
+        self._all, self._drop = COLUMNS[name], DROP[name]
+        self._rows: Mapping[str, dict[str, str]] = {}
 
     @property
     def chosen(self) -> str | None:
@@ -283,12 +351,24 @@ class Rows(DataTable[Text]):
             return None
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
 
-    def fill(self, rows: Mapping[str, list[Text]]) -> None:
+    def on_resize(self) -> None:
+        """Choose the columns anew."""
+        self.fill(self._rows)
+
+    def fill(self, rows: Mapping[str, dict[str, str]]) -> None:
         """Replace the rows. The cursor stays on its row if the row is still there."""
         chosen, at = self.chosen, self.cursor_row
+        self._rows = rows
+        # A border of two, and a scroll bar of two if the rows do not fit.
+        width = self.size.width - (2 if len(rows) > self.size.height - 2 else 0)
+        shown = fitting_columns(list(rows.values()), self._all, self._drop, width, gap=2)
+        if shown != self.shown:
+            self.clear(columns=True)
+            self.add_columns(*(_cell(name, name) for name in shown))
+            self.shown = shown
         self.clear()
-        for key, cells in rows.items():
-            self.add_row(*cells, key=key)
+        for key, row in rows.items():
+            self.add_row(*(_cell(name, row[name]) for name in shown), key=key)
         self.move_cursor(row=self.get_row_index(chosen) if chosen and chosen in rows else at)
 
 
@@ -298,7 +378,9 @@ class TopApp(App[None]):
     TITLE = "horsies top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #above { height: 40%; }
+    #above { height: 45%; layout: vertical; }
+    #above.wide { height: 40%; layout: horizontal; }
+    #summary { height: 1; padding: 0 1; text-style: bold; }
     DataTable { width: 1fr; height: 1fr; border: round $primary; }
     #status { height: 1; padding: 0 1; }
     #filter { display: none; }
@@ -326,7 +408,8 @@ class TopApp(App[None]):
         self._handlers = ExitStack()
 
     def compose(self) -> ComposeResult:
-        with Horizontal(id="above"):
+        yield Static(id="summary")
+        with Container(id="above"):
             yield Rows("queues")
             yield Rows("workers")
         yield Rows("tasks")
@@ -342,6 +425,10 @@ class TopApp(App[None]):
         for number in EXIT_SIGNALS:
             loop.add_signal_handler(number, self.exit)
             self._handlers.callback(loop.remove_signal_handler, number)
+
+    def on_resize(self, event: Resize) -> None:
+        """Show queues and workers side by side on a wide screen, else one below the other."""
+        self._main_screen.query_one("#above").set_class(event.size.width >= WIDE, "wide")
 
     async def on_unmount(self) -> None:
         await self._database.close()
@@ -366,6 +453,7 @@ class TopApp(App[None]):
         if problem:
             self._show_status(problem, is_error=True)
             return
+        self._main_screen.query_one("#summary", Static).update(self.view.summary())
         for name, rows in self.view.tables().items():
             self._table(name).fill(rows)
         oldest = self.view.page.looked_back_to

@@ -27,6 +27,7 @@ from horsies.errors import ErrorCode, HorsiesError
 from horsies.status import WorkflowStatus
 from horsies.units import time_text, took
 from horsies.workflow import control
+from horsies.workflow.layout import layout, progress
 
 # The fields of the JSON documents that have other names than those of the rows.
 JSON_NAMES = {"id": "workflow_id", "task_index": "index", "task_name": "name"}
@@ -59,7 +60,9 @@ def list_(
     if as_json:
         print_json({"workflows": [_document(flow) for flow in found]})
         return
-    print_table([_workflow_row(flow) for flow in found], right=["done", "took"])
+    print_table(
+        [_workflow_row(flow) for flow in found], right=["done", "took"], drop=["error", "sent", "took"]
+    )
     if not found:
         click.echo("no workflows")
 
@@ -89,7 +92,8 @@ def show(workflow_id: UUID, as_json: bool, redact: tuple[str, ...], database: Da
     click.echo(f"{printable(cut(flow.name))}  {printable(cut(flow.status))}  {workflow_id}")
     if flow.error:
         click.echo(f"error: {printable(cut(_message(flow.error)))}")
-    print_table(_node_rows(nodes), right=["took"])
+    click.echo(str(progress(node.status for node in nodes)))
+    print_table(_node_rows(nodes), right=["took"], drop=["started", "runs", "waits for"])
 
 
 @workflows.command()
@@ -167,20 +171,11 @@ def _workflow_row(flow: WorkflowSummary) -> dict[str, str]:
 
 
 def _node_rows(nodes: Sequence[NodeDetails]) -> list[dict[str, str]]:
-    """Return a row for each node, indented by the length of the longest path to it."""
-    names = {node.task_index: node.node_id for node in nodes}
-    depths: dict[int, int] = {}
-    left = list(nodes)
-    while left:
-        ready = [node for node in left if all(dep in depths for dep in node.dependencies if dep in names)]
-        level = ready or left  # a cycle, which only rows changed by hand can have
-        depths |= {
-            node.task_index: 1 + max((depths.get(dep, -1) for dep in node.dependencies), default=-1)
-            for node in level
-        }
-        left = [node for node in left if node.task_index not in depths]
-    in_order = sorted(nodes, key=lambda node: depths[node.task_index])
-    return [_node_row(node, depths[node.task_index], names) for node in in_order]
+    """Return a row for each node in the order of the dashboard's graph, indented by its column."""
+    by_index = {node.task_index: node for node in nodes}
+    names = {index: node.node_id for index, node in by_index.items()}
+    found = layout(tuple((node.task_index, tuple(node.dependencies)) for node in nodes))
+    return [_node_row(by_index[index], level, names) for index, level in found.nodes]
 
 
 def _node_row(node: NodeDetails, depth: int, names: dict[int, str]) -> dict[str, str]:

@@ -16,8 +16,8 @@ from horsies.db.connection import TRANSIENT, Connection, connect_worker
 from horsies.db.queries import tasks
 from horsies.db.queries.tasks import Claimed
 from horsies.executor.protocol import Call, Outcome
-from horsies.logs import counted
 from horsies.registry import TaskRegistry
+from horsies.units import counted
 from horsies.worker.settle import Settler
 
 logger = logging.getLogger("horsies.child")

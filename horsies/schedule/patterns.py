@@ -15,6 +15,7 @@ from cronsim import CronSim, CronSimError
 from horsies.durations import Duration
 from horsies.errors import ConfigurationError, ErrorCode, SettingsReport, bounded, is_whole_number
 from horsies.frozen import dataclass
+from horsies.units import span
 
 
 class Weekday(StrEnum):
@@ -535,22 +536,31 @@ def is_pattern(value: object) -> bool:
 def describe(pattern: SchedulePattern) -> str:
     """Describe a pattern in a few words.
 
-    >>> describe(WeeklySchedule(days=[Weekday.MONDAY], time=time(9, 0)))
-    'monday at 09:00:00'
+    >>> describe(WeeklySchedule(days=[Weekday.MONDAY], time=time(8, 0))), describe(IntervalSchedule(seconds=10))
+    ('Mondays at 08:00', 'every 10 s')
     """
     match pattern:
         case IntervalSchedule():
-            return f"every {pattern.delta}"
+            return f"every {span(pattern.delta.total_seconds())}"
         case HourlySchedule(minute=minute, second=second):
-            return f"every hour at :{minute:02}:{second:02}"
+            return f"every hour at :{minute:02}" + (f":{second:02}" if second else "")
         case DailySchedule(time=time):
-            return f"every day at {time}"
+            return f"every day at {_time_of_day(time)}"
         case WeeklySchedule(days=days, time=time):
-            return f"{', '.join(days)} at {time}"
+            return f"{_weekdays(days)} at {_time_of_day(time)}"
         case MonthlySchedule(day=day, time=time):
-            return f"day {day} of the month at {time}"
+            return f"day {day} of the month at {_time_of_day(time)}"
         case CronSchedule(expression=expression, only_on=only_on):
-            return f"{expression} on {', '.join(only_on)} only" if only_on else expression
+            return f"{expression}, {_weekdays(only_on)} only" if only_on else expression
+
+
+def _weekdays(days: Sequence[Weekday]) -> str:
+    names = [f"{day.capitalize()}s" for day in days]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _time_of_day(time: dt.time) -> str:
+    return time.isoformat("seconds" if time.second else "minutes")
 
 
 def to_data(pattern: SchedulePattern) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from horsies import cancellation
-from horsies.codec.values import ArgumentError
+from horsies.codec.values import ArgumentError, codec_for, decode_json, locate
 from horsies.db.connection import Connection
 from horsies.db.ids import new_ids
 from horsies.db.queries import inspect, operations
@@ -66,6 +66,13 @@ class OfKey(msgspec.Struct, forbid_unknown_fields=True):
 
 class OfSchedule(msgspec.Struct, forbid_unknown_fields=True):
     name: str
+
+
+class GivenSignal(msgspec.Struct, forbid_unknown_fields=True):
+    """The name of a signal and its value, any JSON."""
+
+    name: str
+    value: msgspec.Raw
 
 
 class NewArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -296,6 +303,31 @@ class Actions:
     async def retry_workflow(self, request: Request) -> Response:
         too_late = "It has not failed, or is a part of another workflow."
         return await self._workflow(request, "retry", control.retry_failed, too_late)
+
+    async def signal_workflow(self, request: Request) -> Response:
+        """Give the value of a signal, which is checked against the type of the parameter that takes it."""
+        given, workflow_id = await read_json(request, GivenSignal), parse_id(request, "workflow_id")
+        value = bytes(given.value)
+        takers = await self._state.query(
+            lambda connection: inspect.signal_takers(connection, workflow_id, given.name)
+        )
+        annotation = self._state.value_type(takers)
+        try:
+            decode_json(value)
+            if annotation is not None:
+                codec_for(annotation).decode(value)
+        except Exception as error:  # noqa: BLE001  a type of the project may raise anything
+            problem, path = locate(error)
+            place = f"{path.removeprefix('.')}: " if path else ""
+            raise HttpError(
+                400, f"The value does not fit: {place}{problem}.", "Correct it and send it again."
+            ) from None
+
+        async def give(connection: Connection, flow_id: UUID) -> bool | None:
+            return await control.signal(connection, flow_id, given.name, f'{{"ok":{value.decode()}}}')
+
+        too_late = f"No node of this workflow waits for the signal {given.name[:100]!r} any more."
+        return await self._workflow(request, "signal", give, too_late)
 
     async def _workflow(
         self,

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from horsies.status import TaskStatus, WorkflowStatus
 from horsies.web.actions import Bulk, NewArguments, OfKey, OfQueue, OfSchedule
+from horsies.web.actions import Bulk, GivenSignal, NewArguments, OfQueue, OfSchedule
 from horsies.web.charts import RANGES
 from horsies.web.queries import DashboardQueries
 from horsies.web.requests import (
@@ -125,6 +126,12 @@ CALLS = (
     Call("GET", "/api/schedules", "schedules", "A page of schedules with their next runs", _SCHEDULE_PAGE),
     Call("GET", "/api/workflows", "workflows", "A page of workflows, newest first", _WORKFLOW_PAGE),
     Call("GET", "/api/workflows/{workflow_id}", "workflow", "One workflow with its nodes"),
+    Call(
+        "GET",
+        "/api/signals",
+        "signals",
+        "The signals that workflows wait for, with the fields of their forms",
+    ),
     Call("GET", "/api/health", "health", "The findings of horsies doctor"),
     Call("GET", "/api/actions", "acts", "The latest actions of operators", ("limit",)),
     Call("POST", "/api/tasks/retry", "retry_tasks", "Retry failed tasks", (), Bulk),
@@ -145,6 +152,9 @@ CALLS = (
     Call("POST", "/api/workflows/{workflow_id}/resume", "resume_workflow", "Resume a paused workflow"),
     Call("POST", "/api/workflows/{workflow_id}/cancel", "cancel_workflow", "Cancel a workflow and its parts"),
     Call("POST", "/api/workflows/{workflow_id}/retry", "retry_workflow", "Run its failed nodes again"),
+    Call(
+        "POST", "/api/workflows/{workflow_id}/signal", "signal_workflow", "Answer a signal", (), GivenSignal
+    ),
 )
 
 
@@ -245,6 +255,12 @@ class Api:
     async def workflow(self, request: Request) -> Response:
         flow, nodes = await self._queries.workflow(parse_id(request, "workflow_id"))
         return json_response({**flow._asdict(), "nodes": as_dicts(nodes)})
+
+    async def signals(self, _request: Request) -> Response:
+        found = await self._queries.signals()
+        return json_response(
+            {"signals": [{**each._asdict(), "fields": as_dicts(each.fields)} for each in found]}
+        )
 
     async def health(self, _request: Request) -> Response:
         found = await self._queries.health() or {}

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.queries.inspect import WorkflowNode
+from horsies.workflow.layout import HEIGHT, LANE, Layout, layout
 
-WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 190, 46, 56, 18, 12
-LABEL = 24
+WIDTH, GAP, MARGIN = 200, 60, 14
+LABEL, CAPTION = 21, 27
 
 
 class Box(NamedTuple):
@@ -22,54 +23,51 @@ class Box(NamedTuple):
     caption: str
 
 
-class Picture(NamedTuple):
-    """A drawn graph. Each edge is an SVG path and the status of the node where it starts."""
+class Edge(NamedTuple):
+    """A line from one node to another that waits for it, as an SVG path, with the status of the first."""
 
+    path: str
+    status: str
+    before: int
+    after: int
+
+
+class Picture(NamedTuple):
     width: int
     height: int
     boxes: list[Box]
-    edges: list[tuple[str, str]]
+    edges: list[Edge]
 
 
 def picture(nodes: Sequence[WorkflowNode]) -> Picture:
-    """Lay out the nodes from left to right: each to the right of its dependencies, at about their mean height."""
-    depth = levels(nodes)
-    columns: dict[int, list[WorkflowNode]] = {}
-    for node in nodes:
-        columns.setdefault(depth[node.task_index], []).append(node)
-    rows: dict[int, float] = {}
-    tallest = max((len(column) for column in columns.values()), default=0)
-    for level in sorted(columns):
-        order = sorted(columns[level], key=lambda node: (_mean_row(node, rows), node.task_index))
-        first = (tallest - len(order)) / 2
-        rows |= {node.task_index: first + place for place, node in enumerate(order)}
-    boxes = {node.task_index: _box(node, depth[node.task_index], rows[node.task_index]) for node in nodes}
+    """Draw the nodes from left to right, with the edges between them."""
+    found = layout(tuple((node.task_index, tuple(node.dependencies)) for node in nodes))
+    by_index = {node.task_index: node for node in nodes}
+    boxes = {index: _box(by_index[index], level, found.tops[index]) for index, level in found.nodes}
     edges = [
-        _edge(boxes[before], boxes[node.task_index])
-        for node in nodes
-        for before in node.dependencies
-        if before in boxes
+        Edge(_route(boxes[before], boxes[after], found), boxes[before].node.status, before, after)
+        for before, after in found.chains
     ]
-    width = 2 * MARGIN + len(columns) * (WIDTH + GAP_X) - GAP_X
-    height = 2 * MARGIN + tallest * (HEIGHT + GAP_Y) - GAP_Y
-    return Picture(max(width, 0), max(height, 0), list(boxes.values()), edges)
+    width = 2 * MARGIN + len(found.columns) * (WIDTH + GAP) - GAP
+    return Picture(max(width, 0), 2 * MARGIN + round(found.height), list(boxes.values()), edges)
 
 
-def levels(nodes: Sequence[WorkflowNode]) -> dict[int, int]:
-    """Return the length of the longest path to each node. Dependencies that are not listed do not count."""
-    known = {node.task_index for node in nodes}
-    depth: dict[int, int] = {}
-    left = list(nodes)
-    while left:
-        ready = [
-            node for node in left if all(before in depth for before in node.dependencies if before in known)
-        ]
-        for node in ready or left:
-            depth[node.task_index] = 1 + max(
-                (depth.get(before, -1) for before in node.dependencies), default=-1
-            )
-        left = [node for node in left if node.task_index not in depth]
-    return depth
+def _route(before: Box, after: Box, found: Layout) -> str:
+    """Return the path of an edge: curves between the columns, straight lines through them."""
+    x, y = before.x + WIDTH, before.y + HEIGHT // 2
+    path = f"M{x} {y}"
+    for place in found.chains[before.node.task_index, after.node.task_index]:
+        assert not isinstance(place, int)
+        left = MARGIN + place[2] * (WIDTH + GAP)
+        lane = MARGIN + round(found.tops[place] + LANE / 2)
+        path += _curve(x, y, left, lane) + f"H{left + WIDTH}"
+        x, y = left + WIDTH, lane
+    return path + _curve(x, y, after.x, after.y + HEIGHT // 2)
+
+
+def _curve(x1: int, y1: int, x2: int, y2: int) -> str:
+    bend = max(12, abs(x2 - x1) // 2)
+    return f"C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
 
 
 def timeline(nodes: Sequence[WorkflowNode], now: datetime) -> list[tuple[WorkflowNode, float, float]]:
@@ -94,25 +92,21 @@ def timeline(nodes: Sequence[WorkflowNode], now: datetime) -> list[tuple[Workflo
     ]
 
 
-def _mean_row(node: WorkflowNode, rows: dict[int, float]) -> float:
-    before = [rows[each] for each in node.dependencies if each in rows]
-    return sum(before) / len(before) if before else 0
-
-
-def _box(node: WorkflowNode, level: int, row: float) -> Box:
+def _box(node: WorkflowNode, level: int, top: float) -> Box:
     label = node.node_id.rpartition(":")[2] or node.node_id
     caption = node.name if node.kind == "task" else f"{node.kind} · {node.name}"
-    x = MARGIN + level * (WIDTH + GAP_X)
-    y = MARGIN + round(row * (HEIGHT + GAP_Y))
-    return Box(node, x, y, _cut(label), _cut(caption))
+    return Box(
+        node, MARGIN + level * (WIDTH + GAP), MARGIN + round(top), _cut(label, LABEL), _cut(caption, CAPTION)
+    )
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LABEL else text[: LABEL - 1] + "…"
+def _cut(text: str, longest: int) -> str:
+    """Cut the middle out of a long text: the names of neighbouring nodes often differ at their ends.
 
-
-def _edge(before: Box, after: Box) -> tuple[str, str]:
-    x1, y1 = before.x + WIDTH, before.y + HEIGHT // 2
-    x2, y2 = after.x, after.y + HEIGHT // 2
-    bend = (x2 - x1) // 2
-    return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}", before.node.status
+    >>> _cut("reconcile-customer-12", 15)
+    'reconci…omer-12'
+    """
+    if len(text) <= longest:
+        return text
+    end = (longest - 1) // 2
+    return f"{text[: longest - 1 - end]}…{text[-end:]}"

@@ -15,17 +15,18 @@ from uuid import UUID
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from horsies import units
-from horsies.codec.results import error_of, pretty
-from horsies.db.queries.inspect import MOST_NODES, RunningTask
+from horsies.codec.results import error_of
+from horsies.db.queries.inspect import MOST_NODES, FullTask, RunningTask, WorkflowNode
 from horsies.status import WorkflowStatus
 from horsies.web.api import CALLS, PARAMETERS
 from horsies.web.auth import COOKIE, TooManyAttempts, is_https, is_same_origin
 from horsies.web.charts import RANGES, Series, plot
-from horsies.web.graph import HEIGHT, WIDTH, picture, timeline
+from horsies.web.graph import WIDTH, picture, timeline
 from horsies.web.queries import SHOWN, DashboardQueries, Overview, child_views
 from horsies.web.requests import (
     HttpError,
@@ -36,10 +37,29 @@ from horsies.web.requests import (
     read_body,
 )
 from horsies.web.state import DashboardState
+from horsies.web.task_view import attempt_bars, frames, json_tokens
+from horsies.workflow.layout import HEIGHT, progress
 
 # How long a page waits for the doctor; the page asks again by itself.
 DOCTOR_SECONDS = 0.1
+# A graph with more nodes than this has a map of the whole.
+MINIMAP_FROM = 20
 MAX_LOGIN_BYTES = 4_096
+
+
+def prose(text: str) -> Markup:
+    """Return a sentence whose commands and names stand between backticks, with these as code.
+
+    >>> prose("run `horsies worker <app>`")
+    Markup('run <code>horsies worker &lt;app&gt;</code>')
+    """
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # an odd backtick is one of the text itself
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
+        for number, part in enumerate(parts)
+    )
 
 
 def as_json(value: Any) -> str:
@@ -70,26 +90,25 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters.update(
-    {
-        function.__name__: function
-        for function in (
-            units.ago,
-            units.clock,
-            units.exactly,
-            units.megabytes,
-            units.moment,
-            units.number,
-            units.per_second,
-            units.percentage,
-            units.short,
-            units.span,
-            units.whole,
-            pretty,
-        )
-    },
-    json=as_json,
-)
+_FILTERS: dict[str, Any] = {
+    "ago": units.ago,
+    "clock": units.clock,
+    "counted": units.counted,
+    "exactly": units.exactly,
+    "frames": frames,
+    "json": as_json,
+    "json_tokens": json_tokens,
+    "megabytes": units.megabytes,
+    "moment": units.moment,
+    "number": units.number,
+    "per_second": units.per_second,
+    "percentage": units.percentage,
+    "prose": prose,
+    "short": units.short,
+    "span": units.span,
+    "whole": units.whole,
+}
+ENVIRONMENT.filters.update(_FILTERS)
 _HELPERS: dict[str, Any] = {
     "took": units.took,
     "percent": percent,
@@ -115,6 +134,7 @@ class Pages:
             "/schedules": self.schedules,
             "/workflows": self.workflows,
             "/workflows/{workflow_id}": self.workflow,
+            "/waiting": self.waiting,
             "/health": self.health,
             "/api": self.api,
         }
@@ -173,6 +193,7 @@ class Pages:
             "task.html",
             found.task.task_name,
             **found._asdict(),
+            rows=attempt_bars(found.task, found.attempts, datetime.now(UTC)),
             message=message,
             traceback=traceback,
             shown=SHOWN,
@@ -220,12 +241,14 @@ class Pages:
             workflows=found,
             chosen={name: query.get(name) for name in ("status", "name", "parts", "limit")},
             statuses=list(WorkflowStatus),
+            waiting=len(await self._queries.signals()),
             has_more=len(found) == parse_limit(query),
         )
 
     async def workflow(self, request: Request) -> Response:
         flow, nodes = await self._queries.workflow(parse_id(request, "workflow_id"))
         problem, _ = error_of(f'{{"err": {flow.error}}}' if flow.error else None)
+        by_index = {node.task_index: node for node in nodes}
         return self.show(
             request,
             "workflow.html",
@@ -233,12 +256,37 @@ class Pages:
             flow=flow,
             problem=problem or flow.error,
             nodes=nodes,
-            names={node.task_index: node.node_id for node in nodes},
+            by_index=by_index,
+            progress=progress(node.status for node in nodes),
+            minimap_from=MINIMAP_FROM,
+            signals=[each for each in await self._queries.signals() if each.workflow_id == flow.workflow_id],
+            **await self._chosen_node(request, by_index),
             picture=picture(nodes),
             bars=timeline(nodes, datetime.now(UTC)),
             size=(WIDTH, HEIGHT),
             is_cut=len(nodes) == MOST_NODES,
         )
+
+    async def waiting(self, request: Request) -> Response:
+        return self.show(request, "waiting.html", "Waiting for people", signals=await self._queries.signals())
+
+    async def _chosen_node(self, request: Request, by_index: dict[int, WorkflowNode]) -> dict[str, Any]:
+        """Return what the panel shows of the node that the address names, if it names one."""
+        given = request.query_params.get("node", "")
+        node = by_index.get(int(given)) if given.isascii() and given.isdigit() and len(given) < 10 else None
+        found: FullTask | None = None
+        if node is not None and node.task_id is not None:
+            with suppress(HttpError):  # the task has been deleted
+                found = await self._queries.task(UUID(node.task_id))
+        index = None if node is None else node.task_index
+        return {
+            "chosen": node,
+            "dependents": [each for each in by_index.values() if index in each.dependencies],
+            "node_task": found,
+            "node_problem": None
+            if found is None
+            else error_of(found.task.result)[0] or found.task.error_code,
+        }
 
     async def health(self, request: Request) -> Response:
         found = await self._queries.health(DOCTOR_SECONDS)

@@ -36,6 +36,7 @@ from horsies.schedule.model import TaskSchedule
 from horsies.schedule.occurrences import NeverAgain, upcoming, zone_of
 from horsies.schedule.patterns import describe
 from horsies.web.charts import SLOT, Point, Range, floor, points
+from horsies.web.forms import ANY_JSON, Field, form_of
 from horsies.web.requests import (
     not_found,
     parse_limit,
@@ -51,6 +52,7 @@ from horsies.web.state import DashboardState
 STATE_SECONDS, COUNTS_SECONDS, CHECKS_SECONDS = 1.0, 10.0, 30.0
 BUSIEST, MOST_NAMES = 12, 1_000
 UPCOMING = 5
+MOST_SIGNALS = 500
 # The number of characters of an argument or a result that a page shows, and of attempts and log lines, the last ones.
 SHOWN, ATTEMPTS_SHOWN, LINES_SHOWN = 20_000, 200, 1_000
 # Tasks that have just ended may not be committed yet, so the latest slots are read again.
@@ -95,6 +97,21 @@ def child_views(worker: Worker, tasks: Sequence[RunningTask]) -> list[ChildView]
     busy = {task.pid for task in tasks}
     idle = [] if worker.state == "dead" else [view(pid, None) for pid in known if pid not in busy]
     return [*(view(task.pid, task) for task in tasks), *idle]
+
+
+class SignalView(NamedTuple):
+    """A signal that a workflow waits for, with the fields of its form."""
+
+    workflow_id: str
+    workflow_name: str
+    workflow_status: str
+    task_index: int
+    node_id: str
+    signal: str
+    started_at: datetime | None
+    due_at: datetime | None
+    takers: list[list[str]]
+    fields: tuple[Field, ...]
 
 
 class Overview(NamedTuple):
@@ -291,6 +308,17 @@ class DashboardQueries:
             raise not_found(f"workflow {workflow_id}")
         flow, nodes = found
         return flow._replace(error=self._state.redactor.json(flow.error)), nodes
+
+    async def signals(self) -> list[SignalView]:
+        """Return the signals that workflows wait for, with their forms."""
+        found = await self._state.cached(
+            "signals", STATE_SECONDS, lambda connection: inspect.signals(connection, MOST_SIGNALS)
+        )
+        return [SignalView(*each, self._form(each.takers)) for each in found]
+
+    def _form(self, takers: list[list[str]]) -> tuple[Field, ...]:
+        annotation = self._state.value_type(takers)
+        return ANY_JSON if annotation is None else form_of(annotation)
 
     async def actions(self, limit: int) -> list[Action]:
         return await self._state.cached(

@@ -25,6 +25,7 @@ from horsies.db.queries import inspect
 from horsies.errors import HorsiesError
 from horsies.redaction import Redactor, names_in
 from horsies.web.auth import Access, Authenticator
+from horsies.web.forms import value_type
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -255,6 +256,15 @@ class DashboardState:
         """Return the names of a task's parameters in order; none if the dashboard was started without the app."""
         task = self.app.tasks.get(task_name)
         return [] if task is None else list(task.definition.signature.parameters)
+
+    def value_type(self, takers: Sequence[Sequence[str]]) -> Any | None:
+        """Return the type of a value by the tasks and parameters that take it; None if no known task does."""
+        for task_name, parameter in takers:
+            task = self.app.tasks.get(task_name)
+            known = None if task is None else task.definition.signature.parameters.get(parameter)
+            if known is not None:
+                return value_type(known.annotation)
+        return None
 
     async def _resolve(self) -> PostgresConfig:
         if self._postgres is None:

@@ -19,9 +19,10 @@ import msgspec
 
 from horsies.db.queries.tasks import Claimed, Completed, Expired, Failure
 from horsies.events import WORKER_KINDS, Event, Hook, kind_of_failure
-from horsies.logs import counted, log_lines
+from horsies.logs import log_lines
 from horsies.redaction import Redactor
 from horsies.registry import TaskRegistry
+from horsies.units import counted
 
 logger = logging.getLogger("horsies.worker")
 event_logger = logging.getLogger("horsies.events")

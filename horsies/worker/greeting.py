@@ -6,9 +6,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from horsies.config import CustomQueueConfig, WorkerConfig
-from horsies.logs import counted
 from horsies.registry import TaskRegistry
-from horsies.units import span
+from horsies.units import counted, span
 from horsies.worker.claim import Limits
 
 # Names are listed in columns when there are more than this.

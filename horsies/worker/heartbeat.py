@@ -21,10 +21,10 @@ from horsies.db.connection import TRANSIENT, Connection, connect_worker, hangup_
 from horsies.db.queries import workers
 from horsies.db.queries.workers import Definition, Registration
 from horsies.event_loop import wait_until_set
-from horsies.logs import counted
 from horsies.quarantine import RowFault
 from horsies.registry import TaskRegistry
 from horsies.retry import backoff
+from horsies.units import counted
 from horsies.worker.claim import Owner
 from horsies.worker.claim_loop import ClaimLoop
 from horsies.worker.reaper import reap, rules_of

@@ -16,7 +16,7 @@ import psycopg
 from horsies.config import PostgresConfig, RetentionConfig
 from horsies.db.connection import TRANSIENT, Connection, connect
 from horsies.db.queries import retention
-from horsies.logs import counted
+from horsies.units import counted
 
 logger = logging.getLogger("horsies.retention")
 

@@ -32,11 +32,11 @@ from horsies.db.queries.tasks import (
 from horsies.durations import LONGEST_SECONDS
 from horsies.executor.pool import ChildPool
 from horsies.keys import is_keyed
-from horsies.logs import counted
 from horsies.quarantine import RowFault
 from horsies.registry import TaskRegistry
 from horsies.result import TaskError, TaskResult
 from horsies.status import OutcomeCode
+from horsies.units import counted
 from horsies.worker.claim import Capacity, Caps, Claimer, Limits, Owner
 from horsies.worker.pacing import LOST_SESSION_SECONDS, Sleeper
 from horsies.worker.settle import Settler

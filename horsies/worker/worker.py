@@ -26,10 +26,10 @@ from horsies.event_loop import cancel_and_wait
 from horsies.executor.forkserver import ForkServer, Launcher, SpawnLauncher
 from horsies.executor.pool import ChildPool, Shape
 from horsies.executor.protocol import ChildKind, ChildSettings
-from horsies.logs import counted
 from horsies.middleware import FLUSH_SECONDS
 from horsies.registry import TaskRegistry
 from horsies.schedule.scheduler import Scheduler
+from horsies.units import counted
 from horsies.validation import handler_problems
 from horsies.worker.claim import Limits
 from horsies.worker.claim_loop import ClaimLoop

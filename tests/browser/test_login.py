@@ -23,6 +23,7 @@ def test_a_browser_logs_in_and_out_and_going_back_shows_nothing(
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Log in").click()
     expect(page.locator("h1")).to_have_text("Queues")
+    expect(page.locator(".live.on")).to_be_visible()  # the scripts of the page run
     (cookie,) = page.context.cookies()
 
     page.get_by_role("button", name="Log out").click()

@@ -47,9 +47,10 @@ def test_the_list_is_one_json_document(workplace, started):
 
 
 def test_a_workflow_is_drawn_with_what_waits_for_what(workplace, started):
-    title, _, *lines = workplace.run("workflows", "show", started).stdout.splitlines()
+    title, progress, _, *lines = workplace.run("workflows", "show", started).stdout.splitlines()
 
     assert title == f"three  RUNNING  {started}"
+    assert progress == "0 of 3 completed"
     assert [line.split()[:2] for line in lines] == [["○", "first"], ["·", "└─"], ["·", "└─"]]
     assert "second" in lines[1]
     assert "PENDING" in lines[2]

@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Input, Static
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.cli import horsies, tui
-from horsies.cli.tui import ConfirmScreen, TaskScreen, TopApp, parse_filter
+from horsies.cli.tui import ConfirmScreen, Rows, TaskScreen, TopApp, parse_filter
 from horsies.db.queries.inspect import TaskFilter
 from tests.pg.hands import Hands
 
@@ -45,12 +45,12 @@ class Terminal:
     def close(self) -> None:
         asyncio.run(self.app.get_broker().close_async())
 
-    def play(self, scene: Callable[[TopApp, Pilot[None]], Any]) -> None:
+    def play(self, scene: Callable[[TopApp, Pilot[None]], Any], size: tuple[int, int] = (160, 40)) -> None:
         """Run the board, and a scene on it."""
 
         async def show() -> None:
             top = TopApp(PostgresConfig(database_url=self.url), "ann")
-            async with top.run_test(size=(160, 40)) as pilot:
+            async with top.run_test(size=size) as pilot:
                 await until(pilot, lambda: top.view.tasks)
                 await scene(top, pilot)
 
@@ -71,9 +71,19 @@ async def until(pilot: Pilot[None], condition: Callable[[], Any], seconds: float
         await pilot.pause(0.01)
 
 
+def row(top: TopApp, name: str, place: int = 0) -> dict[str, str]:
+    """Return the cells of a row by column."""
+    table = top.screen_stack[0].query_one(f"#{name}", Rows)
+    return dict(zip(table.shown, cells(top, name)[place], strict=True))
+
+
 def cells(top: TopApp, name: str) -> list[list[str]]:
     table = top.screen_stack[0].query_one(f"#{name}", DataTable)
     return [[str(cell) for cell in table.get_row_at(row)] for row in range(table.row_count)]
+
+
+def summary(top: TopApp) -> str:
+    return str(top.screen_stack[0].query_one("#summary", Static).content)
 
 
 def status(top: TopApp) -> str:
@@ -82,13 +92,18 @@ def status(top: TopApp) -> str:
 
 def test_everything_is_there_at_a_glance_and_a_task_can_be_opened(terminal: Terminal) -> None:
     async def scene(top: TopApp, pilot: Pilot[None]) -> None:
-        (queue,) = cells(top, "queues")
-        assert queue[:5] == ["default", "1", "0", "0", "1"]
-        (worker,) = cells(top, "workers")
-        assert worker[:3] == ["host:1", "idle", "0"]
-        waiting, failed = cells(top, "tasks")
-        assert (waiting[0], waiting[2]) == ("[red]add\\x1b[2J", "PENDING")
-        assert (failed[2], failed[5], failed[6]) == ("FAILED", "BROKEN", "it broke")
+        queue = row(top, "queues")
+        assert (queue["queue"], queue["pending"], queue["running"], queue["failed"]) == (
+            "default",
+            "1",
+            "0",
+            "1",
+        )
+        worker = row(top, "workers")
+        assert (worker["worker"], worker["state"], worker["busy"]) == ("host:1", "idle", "0/1")
+        waiting, failed = row(top, "tasks"), row(top, "tasks", 1)
+        assert (waiting["task"], waiting["state"]) == ("[red]add\\x1b[2J", "PENDING")
+        assert (failed["state"], failed["error"], failed["message"]) == ("FAILED", "BROKEN", "it broke")
         await pilot.press("enter")
         assert isinstance(top.screen, TaskScreen)
         text = str(top.screen.text)
@@ -98,12 +113,44 @@ def test_everything_is_there_at_a_glance_and_a_task_can_be_opened(terminal: Term
         await pilot.press("escape", "slash")
         top.screen.query_one(Input).value = "state:failed"
         await pilot.press("enter")
-        await until(pilot, lambda: [row[2] for row in cells(top, "tasks")] == ["FAILED"])
+        await until(pilot, lambda: [each[1] for each in cells(top, "tasks")] == ["FAILED"])
         await pilot.press("escape", "f")
         await until(pilot, lambda: "failures" in str(top.screen.query_one("#tasks").border_title))
-        assert [row[2] for row in cells(top, "tasks")] == ["FAILED"]
+        assert [each[1] for each in cells(top, "tasks")] == ["FAILED"]
 
     terminal.play(scene)
+
+
+def test_a_small_terminal_drops_columns_and_cuts_none(terminal: Terminal, db: Any) -> None:
+    db.execute(
+        "INSERT INTO horsies_worker_states (worker_id, state, hostname, pid, processes, max_claim_batch, max_claim_per_worker,"
+        " queues, queue_priorities, queue_max_concurrency, recovery_config, tasks_running, tasks_claimed, memory_usage_mb,"
+        " memory_percent, children_memory_mb, cpu_percent, worker_started_at, current_task_ids)"
+        " SELECT worker_id, 'idle', hostname, pid, processes, 1, 1, queues, '{}', '{}', '{}', 0, 0, 300, 1, 1200, 42, started_at,"
+        " '{}' FROM horsies_workers"
+    )
+
+    async def scene(top: TopApp, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: row(top, "workers")["cpu"])
+        for name in ("queues", "workers", "tasks"):
+            table = top.screen_stack[0].query_one(f"#{name}", Rows)
+            assert table.max_scroll_x == 0, (name, table.shown)
+        assert row(top, "tasks")["state"] == "PENDING"
+        assert (row(top, "workers")["cpu"], row(top, "workers")["memory"]) == ("42 %", "1.5 GB")
+        numbers = top.screen_stack[0].query_one("#queues", Rows)
+        pending = numbers.shown.index("pending")
+        assert numbers.get_row_at(0)[pending].justify == "right"
+        await until(pilot, lambda: "6/min done" in summary(top))
+        assert "1 worker" in summary(top)
+        assert "CPU 42 %" in summary(top)
+        await pilot.resize_terminal(60, 24)
+        await until(pilot, lambda: "message" not in row(top, "tasks", 1))
+        for name in ("queues", "workers", "tasks"):
+            assert top.screen_stack[0].query_one(f"#{name}", Rows).max_scroll_x == 0
+        await pilot.resize_terminal(160, 40)
+        await until(pilot, lambda: "message" in row(top, "tasks", 1))
+
+    terminal.play(scene, (80, 24))
 
 
 def test_an_act_is_done_when_it_is_confirmed_and_not_before(terminal: Terminal, db: Any) -> None:
@@ -122,9 +169,9 @@ def test_an_act_is_done_when_it_is_confirmed_and_not_before(terminal: Terminal, 
         await until(pilot, lambda: f"{terminal.failed} is PENDING again" in status(top))
         assert state(terminal.failed) == "PENDING"
         await pilot.press("p", "y")
-        await until(pilot, lambda: cells(top, "queues")[0][-1] == "paused")
+        await until(pilot, lambda: row(top, "queues")["state"] == "paused")
         await pilot.press("p", "y")
-        await until(pilot, lambda: cells(top, "queues")[0][-1] == "")
+        await until(pilot, lambda: row(top, "queues")["state"] == "")
 
     terminal.play(scene)
     acts = db.execute("SELECT actor, action FROM horsies_actions ORDER BY acted_at, id").fetchall()

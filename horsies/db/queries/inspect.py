@@ -265,6 +265,7 @@ class WorkflowRow(NamedTuple):
     total: int
     completed: int
     failed: int
+    skipped: int
     running: int
 
 
@@ -294,6 +295,20 @@ class WorkflowNode(NamedTuple):
     started_at: datetime | None
     completed_at: datetime | None
     due_at: datetime | None
+
+
+class WaitingSignal(NamedTuple):
+    """A node that waits for a signal. `takers` are the tasks that take its value, each with the parameter."""
+
+    workflow_id: str
+    workflow_name: str
+    workflow_status: str
+    task_index: int
+    node_id: str
+    signal: str
+    started_at: datetime | None
+    due_at: datetime | None
+    takers: list[list[str]]
 
 
 class Action(NamedTuple):
@@ -601,6 +616,17 @@ async def workflow(
         return None
     values = {"id": workflow_id, "limit": MOST_NODES}
     return found[0], await fetch(connection, WorkflowNode, SQL["nodes"], values)
+
+
+async def signals(connection: Connection, limit: int) -> list[WaitingSignal]:
+    """Return the signals that workflows wait for, the longest wait first."""
+    return await fetch(connection, WaitingSignal, SQL["signals"], {"most": MOST_READ, "limit": limit})
+
+
+async def signal_takers(connection: Connection, workflow_id: UUID, name: str) -> list[list[str]]:
+    """Return the tasks that take the value of a signal, each with its parameter."""
+    cursor = await connection.execute(SQL["signal_takers"], {"id": workflow_id, "name": name})
+    return [taker for (takers,) in await cursor.fetchall() for taker in takers]
 
 
 async def actions(connection: Connection, limit: int) -> list[Action]:

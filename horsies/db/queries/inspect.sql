@@ -304,14 +304,15 @@ left(definition_key, 300) AS definition_key, parent_workflow_id::text AS parent_
 
 -- name: workflows
 -- List workflows, the newest first. The statement reads at most `most` rows and returns those that match the filter.
-SELECT {workflow_columns}, nodes.total, nodes.completed, nodes.failed, nodes.running
+SELECT {workflow_columns}, nodes.total, nodes.completed, nodes.failed, nodes.skipped, nodes.running
   FROM (SELECT * FROM (SELECT * FROM horsies_workflows WHERE id < %(before)s ORDER BY id DESC LIMIT %(most)s) AS newest
          WHERE (%(status)s::text IS NULL OR status = %(status)s) AND (%(name)s::text IS NULL OR name = %(name)s)
            AND (%(parts)s OR parent_workflow_id IS NULL)
          ORDER BY newest.id DESC LIMIT %(limit)s) AS flow
  CROSS JOIN LATERAL (
        SELECT count(*) AS total, count(*) FILTER (WHERE status = 'COMPLETED') AS completed,
-              count(*) FILTER (WHERE status IN ('FAILED', 'SKIPPED')) AS failed,
+              count(*) FILTER (WHERE status = 'FAILED') AS failed,
+              count(*) FILTER (WHERE status = 'SKIPPED') AS skipped,
               count(*) FILTER (WHERE status IN ('ENQUEUED', 'RUNNING')) AS running
          FROM horsies_workflow_tasks AS node WHERE node.workflow_id = flow.id) AS nodes
  ORDER BY flow.id DESC;
@@ -327,6 +328,31 @@ SELECT node.task_index, left(node.node_id, 300) AS node_id, left(node.kind, 300)
   FROM horsies_workflow_tasks AS node {task_of_node}
  WHERE node.workflow_id = %(id)s
  ORDER BY node.task_index LIMIT %(limit)s;
+
+-- fragment: takers
+(SELECT coalesce(json_agg(json_build_array(left(taker.task_name, 300), left(source.key, 300))), '[]')
+   FROM horsies_workflow_tasks AS taker
+  CROSS JOIN json_each_text(CASE WHEN json_typeof(taker.args_from) = 'object' THEN taker.args_from END) AS source
+  WHERE taker.workflow_id = node.workflow_id AND taker.task_index = ANY (node.dependents) AND taker.kind = 'task'
+    AND source.value = node.task_index::text) AS takers
+
+-- name: signals
+-- List the signals that workflows wait for, the longest wait first, of the newest `most` nodes that wait for signals. `takers`
+-- are the tasks that take the value, each with its parameter.
+SELECT node.workflow_id::text AS workflow_id, node.workflow_name, node.workflow_status, node.task_index,
+       left(node.node_id, 300) AS node_id, left(node.task_name, 300) AS signal, node.started_at, node.due_at, {takers}
+  FROM (SELECT node.*, left(flow.name, 300) AS workflow_name, flow.status AS workflow_status
+          FROM (SELECT * FROM horsies_workflow_tasks WHERE kind = 'signal'
+                 ORDER BY workflow_id DESC LIMIT %(most)s) AS node
+          JOIN horsies_workflows AS flow ON flow.id = node.workflow_id
+         WHERE node.status = 'RUNNING' AND node.result IS NULL AND flow.status IN ('RUNNING', 'PAUSED')
+         ORDER BY node.started_at, node.workflow_id LIMIT %(limit)s) AS node
+ ORDER BY node.started_at, node.workflow_id;
+
+-- name: signal_takers
+-- Return the tasks that take the value of a signal of a workflow, each with its parameter.
+SELECT {takers} FROM horsies_workflow_tasks AS node
+ WHERE node.workflow_id = %(id)s AND node.kind = 'signal' AND node.task_name = %(name)s;
 
 -- name: actions
 SELECT acted_at, left(actor, 300) AS actor, left(action, 300) AS action, left(subject, 2000) AS subject, tasks

@@ -72,6 +72,20 @@ async def recent(connection: Connection, since: datetime, until: datetime) -> li
     return await _slots(connection, "recent", {"since": since, "until": until})
 
 
+class Throughput(NamedTuple):
+    """The number of tasks of a queue that ended within some seconds."""
+
+    queue_name: str
+    ended: int
+    failed: int
+
+
+async def throughput(connection: Connection, seconds: float) -> dict[str, Throughput]:
+    """Count the tasks that ended within the last seconds, by queue."""
+    found = await fetch(connection, Throughput, SQL["throughput"], {"seconds": seconds})
+    return {each.queue_name: each for each in found}
+
+
 async def minutes(connection: Connection, since: datetime) -> list[TimeSlot]:
     """Return the stored counts of each minute since a time."""
     return await _slots(connection, "minutes", {"since": since})

@@ -7,6 +7,13 @@ SELECT to_timestamp(floor(extract(epoch FROM terminal_at) / 5) * 5) AS at,
  WHERE terminal_at >= %(since)s AND terminal_at < %(until)s
  GROUP BY 1 ORDER BY 1;
 
+-- name: throughput
+-- Count the tasks that ended within the last seconds, by queue.
+SELECT queue_name, count(*) AS ended, count(*) FILTER (WHERE status = 'FAILED') AS failed
+  FROM horsies_tasks_history
+ WHERE terminal_at >= now() - make_interval(secs => %(seconds)s) AND terminal_at <= now()
+ GROUP BY queue_name;
+
 -- name: minutes
 SELECT minute AS at, completed, failed, least(greatest(cancelled::numeric + expired, -9e18), 9e18)::bigint AS other, waits, runs
   FROM horsies_rollups WHERE queue_name = '' AND minute >= %(since)s AND minute <= now() ORDER BY minute;

@@ -456,6 +456,8 @@ CREATE TABLE horsies_workflow_tasks (
     CONSTRAINT horsies_workflow_tasks_counts CHECK (open_deps >= 0 AND open_sources >= 0)
 ) WITH (fillfactor = 60);
 CREATE INDEX horsies_workflow_tasks_due ON horsies_workflow_tasks (due_at) WHERE due_at IS NOT NULL;
+-- For the list of what waits for people. A node never changes its kind, so no step writes to this index.
+CREATE INDEX horsies_workflow_tasks_signals ON horsies_workflow_tasks (workflow_id) WHERE kind = 'signal';
 
 -- Schedules, operators and events -------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ export async function post(path, body) {
   return reply;
 }
 
-function toast(text, style = "") {
+export function toast(text, style = "") {
   const shown = document.createElement("p");
   shown.className = style;
   shown.textContent = text;
@@ -75,30 +75,6 @@ async function act(button, refresh) {
   }, refresh);
 }
 
-async function resend(button, refresh) {
-  const task = button.dataset.resend;
-  const whole = await fetch(`${base}/api/tasks/${task}/kwargs`);
-  const text = whole.ok ? await whole.text() : "{}";
-  const shown = text.length < 100000 ? pretty(text) : text;
-  const edited = await ask("Send a new task with these arguments:", { confirm: "Send", text: shown });
-  if (!edited) return;
-  await carryOut(async () => {
-    JSON.parse(edited);
-    const reply = await post(`/api/tasks/${task}/resend`, `{"kwargs": ${edited}}`);
-    location.assign(`${base}/tasks/${reply.task_id}`);
-    return "Sent.";
-  }, refresh);
-}
-
-// JSON.parse would round numbers with more than 15 digits, so a text with such numbers is not reformatted.
-function pretty(text) {
-  try {
-    return /\d{16}/.test(text) ? text : JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
-}
-
 const picked = () => [...document.querySelectorAll(".pick:checked")].map((box) => box.value);
 
 function count() {
@@ -148,11 +124,10 @@ async function logOut() {
 export function actions(refresh) {
   document.getElementById("logout")?.addEventListener("click", logOut);
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-act], [data-resend], [data-bulk], a[data-whole]");
+    const button = event.target.closest("[data-act], [data-bulk], a[data-whole]");
     if (!button) return;
     event.preventDefault();
     if (button.dataset.act) act(button, refresh);
-    else if (button.dataset.resend) resend(button, refresh);
     else if (button.dataset.bulk) bulk(button, refresh);
     else showAll(button);
   });

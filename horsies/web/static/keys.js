@@ -3,7 +3,7 @@
 const SEQUENCE_MS = 1200; // between g and the letter
 const HELP = [
   ["g o", "overview"], ["g t", "tasks"], ["g q", "queues"], ["g w", "workers"], ["g f", "workflows"],
-  ["g s", "schedules"], ["g h", "health"], ["g a", "API"], ["/", "find a task"], ["j  k", "down and up in a list"],
+  ["g p", "waiting for people"], ["g s", "schedules"], ["g h", "health"], ["g a", "API"], ["/", "find a task"], ["j  k", "down and up in a list"],
   ["Enter", "open the marked row"], ["x", "select the marked row"], ["n", "older page"], ["d", "light or dark"],
   ["?", "keyboard shortcuts"], ["Esc", "close"],
 ];
@@ -34,6 +34,7 @@ function help() {
   }
   const title = document.createElement("h2");
   title.textContent = "Keyboard shortcuts";
+  title.id = "keys-title";
   dialog.replaceChildren(title, list);
   dialog.showModal();
 }

@@ -1,8 +1,12 @@
 // Set up a page. The server renders all content; open pages fetch it again when data changed.
-import { actions } from "./actions.js";
+import { actions, toast } from "./actions.js";
+import { forms } from "./forms.js";
+import { graph } from "./graph.js";
 import { keys } from "./keys.js";
 import { live } from "./live.js";
+import { phone } from "./phone.js";
 import { plots } from "./plots.js";
+import { task } from "./task.js";
 import { ago } from "./units.js";
 
 const root = document.documentElement;
@@ -31,4 +35,9 @@ theme();
 ages();
 plots();
 keys();
-actions(live());
+const refresh = live();
+actions(refresh);
+forms(refresh, toast);
+graph();
+task();
+phone();

@@ -38,5 +38,5 @@ function update(old, fresh) {
 }
 
 function isViewersOwn(element, name) {
-  return (name === "open" && element.nodeName === "DETAILS") || name === "data-mine" || name === "data-whole" || (name === "class" && element.dataset.mine);
+  return (name === "open" && element.nodeName === "DETAILS") || name === "data-mine" || name === "data-whole" || name === "data-own" || element.dataset.own?.split(" ").includes(name) || (name === "class" && element.dataset.mine);
 }

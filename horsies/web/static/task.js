@@ -1,0 +1,110 @@
+// The page of a task: copy, fold JSON, follow the log, and send the task again with edited arguments.
+import { post } from "./actions.js";
+
+const base = document.documentElement.dataset.base;
+
+// Browsers give pages the clipboard over HTTPS and on this machine only.
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+async function copyFrom(button) {
+  const label = button.textContent;
+  const text = button.dataset.copyText ?? button.parentElement.querySelector("pre").textContent;
+  try {
+    await copy(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed";
+  }
+  setTimeout(() => (button.textContent = label), 1500);
+}
+
+function fold(button) {
+  const part = button.parentElement, folded = part.classList.toggle("folded");
+  part.dataset.mine = "1"; // live updates leave it as the viewer set it
+  button.dataset.own = "aria-expanded";
+  button.setAttribute("aria-expanded", String(!folded));
+}
+
+// A log that was scrolled to its end stays there when lines come.
+function follow() {
+  for (const log of document.querySelectorAll("[data-follow]")) {
+    if (!log.dataset.own) {
+      log.dataset.own = "data-own";
+      log.addEventListener("scroll", () => (log.atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4));
+      log.atEnd = true;
+    }
+    if (log.atEnd) log.scrollTop = log.scrollHeight;
+  }
+}
+
+// JSON.parse would round numbers with more than 15 digits, so a text with such numbers is not reformatted.
+function pretty(text) {
+  try {
+    return /\d{16}/.test(text) || text.length > 100000 ? text : JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+const element = (name, values, ...children) => {
+  const made = Object.assign(document.createElement(name), values);
+  made.append(...children);
+  return made;
+};
+
+// The dialog stays open with what was typed until the task is sent or the viewer closes it.
+async function resend(task) {
+  const whole = await fetch(`${base}/api/tasks/${task}/kwargs`);
+  const text = pretty(whole.ok ? await whole.text() : "{}");
+  const dialog = document.getElementById("ask");
+  const area = element("textarea", { id: "resend-arguments", value: text, rows: Math.min(20, text.split("\n").length + 2), spellcheck: false });
+  const refusal = element("p", { className: "refusal", hidden: true });
+  refusal.setAttribute("role", "alert");
+  const send = element("button", { className: "act primary", value: "yes", textContent: "Send" });
+  const back = element("button", { className: "act", type: "button", textContent: "Go back" });
+  const title = element("h2", { id: "resend-title", textContent: "Send again" });
+  const label = element("label", { htmlFor: area.id, textContent: "Send a new task with these arguments:" });
+  const form = element("form", {}, title, label, area, refusal, element("div", { className: "acts" }, back, send));
+  back.addEventListener("click", () => dialog.close("no"));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    send.disabled = true;
+    refusal.hidden = true;
+    try {
+      JSON.parse(area.value);
+      const reply = await post(`/api/tasks/${task}/resend`, `{"kwargs": ${area.value}}`);
+      location.assign(`${base}/tasks/${reply.task_id}`);
+    } catch (error) {
+      refusal.textContent = error instanceof SyntaxError ? `The arguments are no JSON: ${error.message}` : error.message;
+      refusal.hidden = false;
+      area.focus();
+    } finally {
+      send.disabled = false;
+    }
+  });
+  dialog.replaceChildren(form);
+  dialog.setAttribute("aria-labelledby", title.id);
+  dialog.showModal();
+  area.focus();
+}
+
+export function task() {
+  follow();
+  document.addEventListener("fresh", follow);
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-copy], [data-copy-text], .fold, [data-resend]");
+    if (!button) return;
+    event.preventDefault();
+    if (button.dataset.resend) resend(button.dataset.resend);
+    else if (button.classList.contains("fold")) fold(button);
+    else copyFrom(button);
+  });
+}
