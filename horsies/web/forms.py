@@ -58,13 +58,18 @@ def form_of(annotation: Any) -> tuple[Field, ...]:
 
 
 def _schema(annotation: Any) -> dict[str, Any] | None:
-    """Return the JSON schema of a type; None if there is none."""
-    for make in (msgspec.json.schema, lambda each: adapter(each).json_schema()):
-        try:
-            return make(annotation)
-        except Exception:  # noqa: BLE001, S112  Pydantic knows types that msgspec does not, and neither knows all
-            continue
-    return None
+    """Return the JSON schema of a type; None if neither msgspec nor Pydantic can make one."""
+    try:
+        return msgspec.json.schema(annotation)
+    except Exception:  # noqa: BLE001  Pydantic knows types that msgspec does not
+        return _pydantic_schema(annotation)
+
+
+def _pydantic_schema(annotation: Any) -> dict[str, Any] | None:
+    try:
+        return adapter(annotation).json_schema()
+    except Exception:  # noqa: BLE001  it raises errors of its own for types that it does not know
+        return None
 
 
 def _field(
