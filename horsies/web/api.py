@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from horsies.status import TaskStatus, WorkflowStatus
-from horsies.web.actions import Bulk, NewArguments, OfKey, OfQueue, OfSchedule
-from horsies.web.actions import Bulk, GivenSignal, NewArguments, OfQueue, OfSchedule
+from horsies.web.actions import Bulk, GivenSignal, NewArguments, OfKey, OfQueue, OfSchedule
 from horsies.web.charts import RANGES
 from horsies.web.queries import DashboardQueries
 from horsies.web.requests import (
