@@ -437,9 +437,10 @@ SELECT walked.queue_name, walked.is_async, walked.key, walked.most IS NOT NULL A
                is_next AND of_rate <= coalesce(rate.allowed, of_rate) AND coalesce(running + of_key <= key_concurrency, true)
                AND (%(left_out)s = ''
                     OR (CAST(nullif(%(left_out)s, '') AS jsonb) -> queue_name ? task_name) IS NOT TRUE)
-               AND coalesce(extract(epoch FROM now() - greatest(numbered.spent_until,
-                                                                now() - make_interval(secs => key_burst * key_seconds)))
-                            - spent_before >= least(1, coalesce(cost, 1)) * key_seconds - 1e-6, true))
+               AND CASE WHEN key_seconds > 0 THEN
+                       extract(epoch FROM now() - greatest(numbered.spent_until,
+                                                           now() - make_interval(secs => key_burst * key_seconds)))
+                           - spent_before >= least(1, coalesce(cost, 1)) * key_seconds - 1e-6 ELSE true END)
                OVER (PARTITION BY is_keyed, numbered.rate_key ORDER BY place, number) AS is_turn
       FROM numbered LEFT JOIN rate ON rate.rate_key = numbered.rate_name
 ), within AS (
