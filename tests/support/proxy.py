@@ -11,13 +11,13 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
-Fault = Literal["reply", "statement"]
+Fault = Literal["reply", "statement", "nothing"]
 
 # How a client's message begins that asks for something: Parse, Bind or Query.
 _STATEMENTS = (b"P", b"B", b"Q")
@@ -39,6 +39,8 @@ class Proxy:
         self._fault: Fault | None = None
         self._skip = 0
         self._of = b""
+        self._by = ""
+        self._trap: Callable[[], None] | None = None
         self._share = 0.0
         self._random = Random()
         self._open = asyncio.Event()
@@ -61,11 +63,25 @@ class Proxy:
 
         With `of`, only statements count whose text holds that; a prepared one is sent without its text.
         """
-        self._fault, self._skip, self._of = "reply", skip, of
+        self._fault, self._skip, self._of, self._by = "reply", skip, of, ""
+
+    def trap(self, spring: Callable[[], None], fault: Fault, of: bytes, by: str = "") -> None:
+        """Call a function when the next statement with this text comes, and let the fault befall the statement.
+
+        If its reply is lost, the call comes when the server has carried it out. With `by`, only statements of connections of
+        that application count.
+        """
+        self._trap, self._fault, self._skip, self._of, self._by = spring, fault, 0, of, by
+
+    def spring(self) -> None:
+        """Call the function of the trap, once."""
+        spring, self._trap = self._trap, None
+        if spring is not None:
+            spring()
 
     def lose_statement(self, skip: int = 0) -> None:
         """The next statement, or a later one, never reaches the server."""
-        self._fault, self._skip, self._of = "statement", skip, b""
+        self._fault, self._skip, self._of, self._by = "statement", skip, b"", ""
 
     def lose_replies(self, share: float, random: Random) -> None:
         """From now on, so large a share of all statements is carried out without an answer; 0 ends that."""
@@ -150,19 +166,21 @@ class Proxy:
         while self.deaf and self.deaf == application:
             await asyncio.sleep(DEAF_SECONDS)
 
-    def next_fault(self, data: bytes) -> Fault | None:
+    def next_fault(self, data: bytes, application: str = "") -> Fault | None:
         """What befalls the statement that has just come."""
         self.statements += 1
         if self._share and self._random.random() < self._share:
             self.lost += 1
             return "reply"
-        if self._fault is None or self._of not in data:
+        if self._fault is None or self._of not in data or (self._by and self._by != application):
             return None
         if self._skip > 0:
             self._skip -= 1
             return None
         fault, self._fault = self._fault, None
         self.lost += 1
+        if fault != "reply":
+            self.spring()
         return fault
 
 
@@ -197,7 +215,7 @@ class _Link:
                 self._application = name[1].decode()
             if not self._answering and data.startswith(_STATEMENTS):
                 self._answering = True
-                fault = self._proxy.next_fault(data)
+                fault = self._proxy.next_fault(data, self._application)
                 if fault == "statement":
                     return
                 self._swallowing = fault == "reply"
@@ -214,6 +232,7 @@ class _Link:
             if not self._swallowing or data.startswith(_GO_ON):
                 self._client.write(data)
             elif is_ready:
+                self._proxy.spring()
                 return
             if is_ready:
                 self._answering = False
