@@ -14,8 +14,10 @@ import functools
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn, cast, get_type_hints
 
 import msgspec
@@ -34,6 +36,7 @@ from horsies.task import Sender
 from horsies.task_context import Parked
 
 MAX_NAME = 255
+BODY_POLL_SECONDS = 0.005
 # The task is not parked in a step, but due again at once.
 AT_ONCE = '{"name":null,"kind":"","seconds":null,"calls":null}'
 
@@ -47,6 +50,10 @@ class StepPort(NamedTuple):
     ask: Callable[[Question], Future[StepReply]]
     read: Callable[[Future[StepReply]], None] | None
     postgres: Callable[[], PostgresConfig | None]
+
+
+# The bodies of steps in which this code runs.
+_bodies: ContextVar[tuple[int, ...]] = ContextVar("horsies_bodies", default=())
 
 
 class Steps:
@@ -64,6 +71,7 @@ class Steps:
         # The first run of a task has no stored steps.
         self._stored: dict[str, StoredStep] | None = {} if call.claim_seq <= 1 else None
         self._questions = 0
+        self._running: set[int] = set()  # the bodies that run now
         self.park: str | None = None
         self.is_over = False
 
@@ -82,9 +90,10 @@ class Steps:
         stored = await self._begin(name)
         if stored is not None and stored.result is not None:
             return self._value(name, stored.result, value_type)
-        began = time.monotonic()
-        value = await _tried(fn, args, kwargs, retry)
-        await self._store(name, "step", began, self._encoded(name, value, value_type))
+        with self._body():
+            began = time.monotonic()
+            value = await _tried(fn, args, kwargs, retry)
+            await self._store(name, "step", began, self._encoded(name, value, value_type))
         return value
 
     async def transact(
@@ -118,11 +127,12 @@ class Steps:
         def work(connection: Any) -> Any:
             return fn(connection, *args, **kwargs)
 
-        if is_on_loop():
-            is_async = inspect.iscoroutinefunction(fn)
-            done = await transact_async(postgres, session, values, work, encode, is_async)
-        else:
-            done = transact(postgres, session, values, work, encode)
+        with self._body():
+            if is_on_loop():
+                is_async = inspect.iscoroutinefunction(fn)
+                done = await transact_async(postgres, session, values, work, encode, is_async)
+            else:
+                done = transact(postgres, session, values, work, encode)
         if done.is_lost:
             self._end(None)
         return self._value(name, done.stored, value_type) if done.stored is not None else done.value
@@ -131,13 +141,13 @@ class Steps:
         """Park the task until its time has come."""
         stored = await self._begin(name)
         if stored is None or stored.result is None:
-            self._park(name, "sleep", seconds)
+            await self._park(name, "sleep", seconds)
 
     async def wait_for(self, name: str, value_type: Any, seconds: float | None) -> Any:
         """Return the value of a signal; park the task until it is given or the time is up."""
         stored = await self._begin(name)
         if stored is None or stored.result is None:
-            self._park(name, "wait", seconds)
+            await self._park(name, "wait", seconds)
         result = self._result(name, stored.result, value_type)
         if result.is_err():
             raise SignalTimeout(name)
@@ -149,7 +159,7 @@ class Steps:
         """Return the value of another task; park this one until that has ended."""
         stored = await self._begin(name)
         if stored is None or (stored.result is None and not _have_ended(stored)):
-            self._park(name, "call", None, task, [(tuple(args), kwargs)])
+            await self._park(name, "call", None, task, [(tuple(args), kwargs)])
         result_json = stored.result
         if result_json is None:
             (only,) = msgspec.json.decode(stored.calls or "", type=list[msgspec.Raw])
@@ -167,7 +177,7 @@ class Steps:
         if stored is None or (stored.result is None and not _have_ended(stored)):
             if not given:
                 return []
-            self._park(name, "calls", None, task, given)
+            await self._park(name, "calls", None, task, given)
         whole = stored.result
         if whole is None:
             whole = f'{{"ok":{stored.calls}}}'
@@ -214,6 +224,29 @@ class Steps:
         if reply.parks:
             self._end(None)
 
+    @contextmanager
+    def _body(self) -> Generator[None]:
+        """Run the body of a step in this block: the run does not end before it."""
+        number = self._next_question()
+        token = _bodies.set((*_bodies.get(), number))
+        self._running.add(number)
+        try:
+            yield
+        finally:
+            self._running.discard(number)
+            _bodies.reset(token)
+
+    async def wait_for_bodies(self) -> None:
+        """Wait until no body of a step runs beside this code: a later run could call it while it still runs here."""
+        own = _bodies.get()
+        if is_on_loop():
+            await asyncio.sleep(0)  # steps that were begun together with this one come first
+        while not self._running.issubset(own):
+            if is_on_loop():
+                await asyncio.sleep(BODY_POLL_SECONDS)
+            else:
+                time.sleep(BODY_POLL_SECONDS)  # noqa: ASYNC251  there is no loop here to block
+
     def _next_question(self) -> int:
         self._questions += 1
         return self._questions
@@ -245,7 +278,7 @@ class Steps:
             self.is_over, self.park = True, park
         raise Parked
 
-    def _park(
+    async def _park(
         self,
         name: str,
         kind: str,
@@ -253,7 +286,8 @@ class Steps:
         task: Sender[Any, Any] | None = None,
         calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]] = (),
     ) -> NoReturn:
-        """End the run; the task waits in this step."""
+        """End the run when the bodies of other steps have ended; the task waits in this step."""
+        await self.wait_for_bodies()
         rows = None if task is None else task.rows_to_call(calls)
         self._end(as_json({"name": name, "kind": kind, "seconds": seconds, "calls": rows}))
 

@@ -27,6 +27,7 @@ from horsies.codec.values import why_not_json
 from horsies.db.ids import new_ids
 from horsies.db.queries.tasks import CANCELLED, CANCELLED_CODE, LINES_KEPT
 from horsies.errors import ErrorCode, HorsiesError, RateLimited
+from horsies.event_loop import finish
 from horsies.executor.durable import AT_ONCE, StepPort, Steps
 from horsies.executor.protocol import Call, Logged, LogLine, Outcome, Progress
 from horsies.middleware import RunContext, headers_of, observe_run, worker_id
@@ -72,6 +73,7 @@ def execute(registry: TaskRegistry, run: Run) -> Outcome:
                 if task.definition.is_async:
                     result = asyncio.run(result)
             except BaseException as error:  # noqa: BLE001  any exception, also SystemExit, is the outcome of the task
+                finish(run.wait_for_bodies())
                 return run.parked() or raised(registry, run, task, error)
         return run.parked() or conclude(registry, run, task, result_of(task.definition, result))
 
@@ -90,6 +92,8 @@ async def execute_async(registry: TaskRegistry, run: Run) -> Outcome:
                 else:
                     result = await asyncio.to_thread(task.definition.fn, **kwargs)
             except BaseException as error:  # noqa: BLE001  any exception, also a cancellation, is the outcome of the task
+                if not isinstance(error, asyncio.CancelledError):
+                    await run.wait_for_bodies()
                 return run.parked() or raised(registry, run, task, error)
         return run.parked() or conclude(registry, run, task, result_of(task.definition, result))
 
@@ -269,6 +273,11 @@ class Run:
                     )
                 self._steps = Steps(self.call, self._port, self.limit)
             return self._steps
+
+    async def wait_for_bodies(self) -> None:
+        """Wait until no step runs any more that the code of the task has begun and not awaited."""
+        if self._steps is not None:
+            await self._steps.wait_for_bodies()
 
     def parked(self) -> Outcome | None:
         """Return the outcome of a run that ends in a step, None for any other run.

@@ -242,7 +242,8 @@ def blow(victim: str, worker: RunningWorker, stage: Stage) -> Callable[[], None]
                 with psycopg.connect(stage.place.database_url, autocommit=True) as connection:
                     connection.execute(
                         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                        " WHERE application_name LIKE 'horsies-%' AND datname = current_database()"
+                        " WHERE datname = current_database() AND application_name IN"
+                        " ('horsies-worker', 'horsies-steps', 'horsies-transact', 'horsies-heartbeat')"
                     )
             case "frozen":
                 freeze(worker, 3.0)
@@ -299,7 +300,7 @@ def test_the_promises_hold_wherever_a_process_dies(stage: Stage, point: str, vic
 def test_the_promises_hold_while_the_server_crashes_again_and_again(
     own_server: OwnServer, tmp_path: Path
 ) -> None:
-    with psycopg.connect(own_server.url, autocommit=True, row_factory=psycopg.rows.dict_row) as admin:
+    with psycopg.connect(own_server.url, autocommit=True) as admin:
         admin.execute("CREATE DATABASE sagas")
     url = own_server.url.rpartition("/")[0] + "/sagas"
     with Workplace(tmp_path, url) as place:

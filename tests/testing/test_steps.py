@@ -131,6 +131,20 @@ async def hello_async() -> list[str]:
     return [*both, plain, approval.by, str(await t.call("double", double, 4))]
 
 
+@app.task("side_by_side")
+async def side_by_side() -> list[str]:
+    t = current_async_task()
+
+    async def slow() -> str:
+        calls.append("slow")
+        await asyncio.sleep(0.1)
+        return "slow"
+
+    return list(
+        await asyncio.gather(t.wait_for("first", str), t.step("slow", slow), t.wait_for("second", str))
+    )
+
+
 @app.task("swallow")
 def swallow() -> str:
     try:
@@ -317,6 +331,17 @@ def test_async_tasks_have_the_same_steps(how: str) -> None:
     assert calls.count("ann") == 1
     assert calls.count("bob") == 1
     assert calls.count("charge") == 1
+
+
+def test_a_task_is_parked_when_the_steps_beside_have_ended() -> None:
+    handle = side_by_side.delay()
+    drain(app)
+    assert ("slow", "step", 1) in names(handle)
+    handle.signal("second", "two")
+    handle.signal("first", "one")
+    drain(app)
+    assert handle.result(timeout=5) == ["one", "slow", "two"]
+    assert calls == ["slow"]
 
 
 def test_a_task_that_catches_everything_is_parked_all_the_same() -> None:
