@@ -26,6 +26,7 @@ from bench import (
     page,
     plots,
     schedules,
+    steps,
     workflows,
 )
 from bench import report as reports
@@ -40,7 +41,7 @@ from bench.peers.works import Measured, install, peers
 from bench.report import Report, Row
 from bench.scale import EVERYTHING, GROUPS, QUICK, Scale
 from bench.standing import standings
-from bench.variants import capped, looping, narrow
+from bench.variants import capped, looping, narrow, stepping
 from horsies.config import PostgresConfig
 from horsies.db.migrations import migrate
 from tests.support.servers import ServerUnavailable
@@ -57,6 +58,7 @@ MEASURES: dict[str, Measure] = {
     "caps": lambda bench, scale: children.caps(bench, scale.capped),
     "schedules": lambda bench, scale: schedules.schedules(bench, scale.schedule_seconds),
     "workflows": lambda bench, scale: workflows.workflows(bench, scale.nodes),
+    "steps": lambda bench, scale: steps.steps(bench, scale.stepped, parked=10_000, woken=1_000),
     "async": lambda bench, scale: growth.asynchronous(bench, scale.drained),
     "backlog": lambda bench, scale: growth.backlog(bench, scale.depths, scale.drained),
     "history": lambda bench, scale: growth.history(bench, scale.kept, scale.drained),
@@ -197,7 +199,7 @@ def _figures(bench: Bench, group: str, scale: Scale, repeat: int, say: Callable[
 
 async def _hang_up() -> None:
     """The server is about to stop, and those who listen would complain."""
-    for app in (main_app, looping, capped, narrow, keyed):
+    for app in (main_app, looping, capped, narrow, keyed, stepping):
         await app.get_broker().close_async()
 
 

@@ -23,6 +23,7 @@ class Scale:
     capped: int
     schedule_seconds: int
     nodes: int
+    stepped: int
     depths: tuple[int, ...]
     kept: int
     queues: tuple[int, ...]
@@ -39,6 +40,7 @@ class Scale:
 
 BASIC = ("drains", "sends", "latencies", "producers", "children", "caps", "workflows")
 GROWTH = (
+    "steps",
     "schedules",
     "async",
     "backlog",
@@ -67,6 +69,7 @@ EVERYTHING = Scale(
     capped=200,
     schedule_seconds=60,
     nodes=1_000,
+    stepped=500,
     depths=(1_000, 20_000, 100_000, 1_000_000),
     kept=1_000_000,
     queues=(1, 10, 100),
@@ -92,6 +95,7 @@ QUICK = Scale(
     capped=24,
     schedule_seconds=10,
     nodes=300,
+    stepped=100,
     depths=(1_000, 10_000, 50_000),
     kept=50_000,
     queues=(1, 100),
