@@ -17,7 +17,7 @@ from horsies import cancellation
 from horsies.codec.values import ArgumentError, codec_for, decode_json, locate
 from horsies.db.connection import Connection
 from horsies.db.ids import new_ids
-from horsies.db.queries import inspect, operations
+from horsies.db.queries import inspect, operations, steps
 from horsies.db.queries.operations import Selection
 from horsies.keys import key_text
 from horsies.redaction import NothingToRestore
@@ -219,6 +219,24 @@ class Actions:
                 problem = self._state.redactor.scrub(str(error), kwargs)
                 raise HttpError(400, f"The arguments do not fit {task_name}: {problem}.") from None
 
+    async def signal_task(self, request: Request) -> Response:
+        """Give a durable task a signal, before or while it waits for it."""
+        given, task_id, actor = await read_json(request, GivenSignal), parse_id(request), _actor(request)
+        value = _signal_value(given, None)
+
+        async def give(connection: Connection) -> None:
+            async with connection.transaction():
+                taken = await steps.signal(connection, task_id, given.name, value)
+                if taken is None:
+                    raise not_found(f"task {task_id}")
+                if not taken:
+                    problem = f"The task does not wait for the signal {given.name[:100]!r} any more."
+                    raise HttpError(409, problem, "It has ended, or was given this signal before.")
+                await operations.note(connection, actor, "signal", f"{task_id} {given.name}", 1)
+
+        await self._state.act(give)
+        return json_response({})
+
     # Queues
 
     async def pause_queue(self, request: Request) -> Response:
@@ -307,24 +325,13 @@ class Actions:
     async def signal_workflow(self, request: Request) -> Response:
         """Give the value of a signal, which is checked against the type of the parameter that takes it."""
         given, workflow_id = await read_json(request, GivenSignal), parse_id(request, "workflow_id")
-        value = bytes(given.value)
         takers = await self._state.query(
             lambda connection: inspect.signal_takers(connection, workflow_id, given.name)
         )
-        annotation = self._state.value_type(takers)
-        try:
-            decode_json(value)
-            if annotation is not None:
-                codec_for(annotation).decode(value)
-        except Exception as error:  # noqa: BLE001  a type of the project may raise anything
-            problem, path = locate(error)
-            place = f"{path.removeprefix('.')}: " if path else ""
-            raise HttpError(
-                400, f"The value does not fit: {place}{problem}.", "Correct it and send it again."
-            ) from None
+        value = _signal_value(given, self._state.value_type(takers))
 
         async def give(connection: Connection, flow_id: UUID) -> bool | None:
-            return await control.signal(connection, flow_id, given.name, f'{{"ok":{value.decode()}}}')
+            return await control.signal(connection, flow_id, given.name, f'{{"ok":{value}}}')
 
         too_late = f"No node of this workflow waits for the signal {given.name[:100]!r} any more."
         return await self._workflow(request, "signal", give, too_late)
@@ -349,6 +356,22 @@ class Actions:
 
         await self._state.act(work)
         return json_response({})
+
+
+def _signal_value(given: GivenSignal, annotation: Any | None) -> str:
+    """Return the value of a signal as JSON; refuse one that does not fit its type, if that is known."""
+    value = bytes(given.value)
+    try:
+        decode_json(value)
+        if annotation is not None:
+            codec_for(annotation).decode(value)
+    except Exception as error:  # noqa: BLE001  a type of the project may raise anything
+        problem, path = locate(error)
+        place = f"{path.removeprefix('.')}: " if path else ""
+        raise HttpError(
+            400, f"The value does not fit: {place}{problem}.", "Correct it and send it again."
+        ) from None
+    return value.decode()
 
 
 def _actor(request: Request) -> str:

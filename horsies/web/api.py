@@ -129,7 +129,7 @@ CALLS = (
         "GET",
         "/api/signals",
         "signals",
-        "The signals that workflows wait for, with the fields of their forms",
+        "The signals that workflows and tasks wait for",
     ),
     Call("GET", "/api/health", "health", "The findings of horsies doctor"),
     Call("GET", "/api/actions", "acts", "The latest actions of operators", ("limit",)),
@@ -140,6 +140,9 @@ CALLS = (
     Call("POST", "/api/tasks/{task_id}/cancel", "cancel_task", "Cancel a task; ask a running one to stop"),
     Call("POST", "/api/tasks/{task_id}/delete", "delete_task", "Delete the record of a finished task"),
     Call("POST", "/api/tasks/{task_id}/resend", "resend_task", "Send it again, edited", (), NewArguments),
+    Call(
+        "POST", "/api/tasks/{task_id}/signal", "signal_task", "Give a durable task a signal", (), GivenSignal
+    ),
     Call("POST", "/api/queues/pause", "pause_queue", "Pause one queue, or all", (), OfQueue),
     Call("POST", "/api/queues/resume", "resume_queue", "Resume one queue, or all", (), OfQueue),
     Call("POST", "/api/keys/pause", "pause_key", "Start no more tasks of a key", (), OfKey),

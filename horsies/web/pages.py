@@ -37,7 +37,7 @@ from horsies.web.requests import (
     read_body,
 )
 from horsies.web.state import DashboardState
-from horsies.web.task_view import attempt_bars, frames, json_tokens
+from horsies.web.task_view import frames, json_tokens, timeline_of
 from horsies.workflow.layout import HEIGHT, progress
 
 # How long a page waits for the doctor; the page asks again by itself.
@@ -187,13 +187,16 @@ class Pages:
 
     async def task(self, request: Request) -> Response:
         found = await self._queries.task(parse_id(request))
+        waits = any(step.kind == "wait" and step.ended_at is None for step in found.steps)
+        signals = await self._queries.signals() if waits else []
         message, traceback = error_of(found.task.result)
         return self.show(
             request,
             "task.html",
             found.task.task_name,
             **found._asdict(),
-            rows=attempt_bars(found.task, found.attempts, datetime.now(UTC)),
+            **timeline_of(found.task, found.attempts, found.steps, datetime.now(UTC))._asdict(),
+            waits=[each for each in signals if each.task_id == found.task.task_id],
             message=message,
             traceback=traceback,
             shown=SHOWN,

@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 
 from horsies.db.connection import Connection
-from horsies.db.queries import doctor, inspect, keys, operations, schedules, statistics
+from horsies.db.queries import doctor, inspect, keys, operations, schedules, statistics, steps
 from horsies.db.queries.doctor import Finding
 from horsies.db.queries.inspect import (
     Action,
@@ -100,18 +100,41 @@ def child_views(worker: Worker, tasks: Sequence[RunningTask]) -> list[ChildView]
 
 
 class SignalView(NamedTuple):
-    """A signal that a workflow waits for, with the fields of its form."""
+    """A signal that a node of a workflow or a durable task waits for, with the fields of its form."""
 
-    workflow_id: str
-    workflow_name: str
-    workflow_status: str
-    task_index: int
-    node_id: str
     signal: str
+    workflow_id: str | None
+    task_id: str | None
+    name: str  # of the workflow or the task
+    status: str
+    task_index: int | None
+    node_id: str | None
     started_at: datetime | None
     due_at: datetime | None
     takers: list[list[str]]
     fields: tuple[Field, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.workflow_id or self.task_id}-{self.signal if self.task_index is None else self.task_index}"
+
+    @property
+    def page(self) -> str:
+        """Return the path of the page on which the wait is shown."""
+        return (
+            f"/tasks/{self.task_id}"
+            if self.task_id
+            else f"/workflows/{self.workflow_id}?node={self.task_index}"
+        )
+
+    @property
+    def call(self) -> str:
+        """Return the path of the call that answers the signal."""
+        return (
+            f"/api/tasks/{self.task_id}/signal"
+            if self.task_id
+            else f"/api/workflows/{self.workflow_id}/signal"
+        )
 
 
 class Overview(NamedTuple):
@@ -310,11 +333,29 @@ class DashboardQueries:
         return flow._replace(error=self._state.redactor.json(flow.error)), nodes
 
     async def signals(self) -> list[SignalView]:
-        """Return the signals that workflows wait for, with their forms."""
-        found = await self._state.cached(
-            "signals", STATE_SECONDS, lambda connection: inspect.signals(connection, MOST_SIGNALS)
-        )
-        return [SignalView(*each, self._form(each.takers)) for each in found]
+        """Return the signals that workflows and durable tasks wait for, with their forms."""
+
+        async def ask(connection: Connection) -> list[SignalView]:
+            nodes = await inspect.signals(connection, MOST_SIGNALS)
+            parked = await steps.waits(connection, inspect.MOST_READ, MOST_SIGNALS)
+            of_nodes = [
+                SignalView(
+                    node.signal, node.workflow_id, None, node.workflow_name, node.workflow_status, node.task_index,
+                    node.node_id, node.started_at, node.due_at, node.takers, self._form(node.takers),
+                )
+                for node in nodes
+            ]  # fmt: skip
+            # The type is in the code of the task, and not in the database.
+            of_tasks = [
+                SignalView(
+                    wait.name, None, wait.task_id, wait.task_name, "PENDING", None, None, wait.started_at, wait.due_at, [],
+                    ANY_JSON,
+                )
+                for wait in parked
+            ]  # fmt: skip
+            return of_nodes + of_tasks
+
+        return await self._state.cached("signals", STATE_SECONDS, ask, 2)
 
     def _form(self, takers: list[list[str]]) -> tuple[Field, ...]:
         annotation = self._state.value_type(takers)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from horsies.codec.results import pretty
 from horsies.db.queries.inspect import Attempt, TaskDetail
+from horsies.db.queries.steps import StepRow
 from horsies.durations import seconds_between, unbounded
 
 # An object or a list within another is folded at first if it has more entries.
@@ -141,42 +142,82 @@ class AttemptBars(NamedTuple):
     bars: list[Bar]
 
 
-def attempt_bars(task: TaskDetail, attempts: Sequence[Attempt], now: datetime) -> list[AttemptBars]:
-    """Return a row of bars for each attempt, the first one first: how long it waited, and how long it ran, to scale."""
+class StepBar(NamedTuple):
+    """A step of a durable task; the bar of one that has not ended goes on until now."""
+
+    step: StepRow
+    bar: Bar
+
+
+class Timeline(NamedTuple):
+    rows: list[AttemptBars]
+    step_bars: list[StepBar]
+
+
+_Part = tuple[str, datetime, datetime]
+
+
+def timeline_of(
+    task: TaskDetail, attempts: Sequence[Attempt], steps: Sequence[StepRow], now: datetime
+) -> Timeline:
+    """Return a row of bars for each attempt, the first one first, and a bar for each step, all to one scale."""
     in_order = [each for each in reversed(attempts) if each.started_at is not None]
     is_whole = not in_order or in_order[0].attempt <= 1
     first = min(task.sent_at, task.enqueued_at) if is_whole else in_order[0].started_at or task.sent_at
+    rows = _parts_of_attempts(task, in_order, first, now, is_whole=is_whole, is_durable=bool(steps))
+    ends = [end for _, _, parts in rows for _, _, end in parts]
+    last = max((*ends, *(step.ended_at or now for step in steps)), default=now)
+    whole = _seconds(first, last) or 0.001
+    return Timeline(
+        [
+            AttemptBars(
+                attempt,
+                number,
+                [_bar(kind, start, end, first, whole) for kind, start, end in parts if start <= end],
+            )
+            for attempt, number, parts in rows
+        ],
+        [
+            StepBar(step, _bar(step.kind, step.started_at, step.ended_at or now, first, whole))
+            for step in steps
+        ],
+    )
+
+
+def _parts_of_attempts(
+    task: TaskDetail,
+    in_order: Sequence[Attempt],
+    first: datetime,
+    now: datetime,
+    *,
+    is_whole: bool,
+    is_durable: bool,
+) -> list[tuple[Attempt | None, int, list[_Part]]]:
+    """Return the parts of each attempt: its waits, and its run."""
     waits = task.terminal_at is None and (not in_order or in_order[-1].finished_at is not None)
-    spans: list[tuple[Attempt | None, int, list[tuple[str, datetime, datetime]]]] = []
+    found: list[tuple[Attempt | None, int, list[_Part]]] = []
     since = first
     for place, each in enumerate(in_order, 1):
         assert each.started_at is not None
         due = task.enqueued_at if place == len(in_order) and not waits else None
+        if is_durable and place == 1:
+            due = None  # it became due again each time it was parked
         ended = each.finished_at or now
         parts = [
             *_wait(since, each.started_at, due, "scheduled" if place == 1 and is_whole else "retry delay")
         ]
-        spans.append((each, each.attempt, [*parts, (each.outcome.lower(), each.started_at, ended)]))
+        found.append((each, each.attempt, [*parts, (each.outcome.lower(), each.started_at, ended)]))
         since = ended
-    if waits:
+    if waits and is_durable:
+        found.append((None, len(in_order) + 1, [("parked", since, now)]))
+    elif waits:
         number = in_order[-1].attempt + 1 if in_order else 1
         label = "retry delay" if in_order else "scheduled"
-        spans.append((None, number, [*_wait(since, now, task.enqueued_at, label)]))
-    last = max((end for _, _, parts in spans for _, _, end in parts), default=now)
-    whole = _seconds(first, last) or 0.001
-    return [
-        AttemptBars(
-            attempt,
-            number,
-            [_bar(kind, start, end, first, whole) for kind, start, end in parts if start <= end],
-        )
-        for attempt, number, parts in spans
-    ]
+        found.append((None, number, [*_wait(since, now, task.enqueued_at, label)]))
+    return found
 
 
-def _wait(
-    since: datetime, until: datetime, due: datetime | None, label: str
-) -> Iterator[tuple[str, datetime, datetime]]:
+def _wait(since: datetime, until: datetime, due: datetime | None, label: str) -> Iterator[_Part]:
     """Divide a wait: until the task was due, and then until a worker was free. Only the last due time is stored."""
     if due is not None and due > since:
         yield label, since, min(due, until)

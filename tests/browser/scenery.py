@@ -38,9 +38,17 @@ def decide(approval: Approval) -> TaskResult[str, TaskError]:
     return TaskResult(ok=f"{approval.approved} {approval.amount} {approval.level}")
 
 
-@app.task("confirm", queue_name="orders")
-def confirm(yes: bool) -> TaskResult[bool, TaskError]:
-    return TaskResult(ok=yes)
+def reserve(order: int) -> str:
+    time.sleep(0.05)
+    return f"order {order} is reserved"
+
+
+@app.task("return_goods", queue_name="orders", idempotent=True)
+def return_goods(order: int) -> list[str]:
+    t = current_task()
+    reserved = t.step("reserve", reserve, order)
+    by = t.wait_for("accepted by", str, timeout=86400)
+    return [reserved, f"accepted by {by}"]
 
 
 def refund(name: str = "refund"):
@@ -61,7 +69,7 @@ def close(rows: int = 6, columns: int = 5):
     last = draft.node(node_id="finish", waits_for=[*before, nodes[0]])(n=0)
     return app.workflow("quarterly close", [*nodes, last], output=last, definition_key="shop.close.v1")
 """
-_HEAD = """
+HEAD = """
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
@@ -108,7 +116,7 @@ class Shop:
 
 def shop_of(folder: Path, url: str) -> Iterator[Shop]:
     with Workplace(folder, url) as place:
-        place.write(_HEAD + SOURCE + FLOWS)
+        place.write(HEAD + SOURCE + FLOWS)
         module = place.load()
         refund, close = module.refund().start().unwrap(), module.close().start().unwrap()
         hands = Hands(url)

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser
 from horsies import PostgresConfig, embedded
 from horsies.db.migrations import migrate
 from tests.browser.scene import fill_day
+from tests.browser.scenery import FLOWS, HEAD
 from tests.browser.server import dashboard
 from tests.browser.shop import SOURCE
 from tests.browser.viewer import Viewer, browsing
@@ -21,8 +22,8 @@ from tests.support.workers import Workplace
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 # Replaces local paths in tracebacks.
-NEUTRAL = """root => document.querySelectorAll(".traceback").forEach(each => {
-    each.textContent = each.textContent.replaceAll(root, "/srv/shop/lib").replace(/"[^"]*[/]app[.]py"/g, '"/srv/shop/app.py"');
+NEUTRAL = """root => document.querySelectorAll(".traceback, .frames code").forEach(each => {
+    each.textContent = each.textContent.replaceAll(root, "/srv/shop/lib").replace(/[^"\\s]*[/]app[.]py/g, "/srv/shop/app.py");
 })"""
 
 
@@ -34,7 +35,7 @@ def main() -> None:
             asyncio.run(migrate(PostgresConfig(database_url=server.url)))
             fill_day(server.url, 9_000)
             with Workplace(Path(home), server.url) as place, browsing() as browser:
-                place.write(SOURCE)
+                place.write(HEAD + SOURCE + FLOWS)
                 shop = place.load()
                 place.start("--processes", "3", "--with-scheduler")
                 scenes = play(shop)
@@ -55,10 +56,21 @@ def play(shop: Any) -> dict[str, str]:
     flow = shop.month_end().start().unwrap()
     flow.get(timeout_ms=20_000)
     lost.get(timeout_ms=20_000)
+    shop.refund().start().unwrap()
+    goods = shop.return_goods.delay(7)
+    large = shop.close().start().unwrap()
+    large.get(timeout_ms=20_000)
+    eventually(lambda: len(goods.steps()) == 2, what="the wait of the durable task")
     report = shop.render_report.send(pages=200).unwrap()
     shop.render_report.send(pages=180)
     eventually(lambda: report.progress().unwrap() is not None, what="the report's progress")
-    return {"failed": lost.task_id, "running": report.task_id, "workflow": flow.workflow_id}
+    return {
+        "failed": lost.task_id,
+        "running": report.task_id,
+        "durable": goods.task_id,
+        "workflow": flow.workflow_id,
+        "large": large.workflow_id,
+    }
 
 
 def take(browser: Browser, base: str, scenes: dict[str, str]) -> None:
@@ -70,13 +82,18 @@ def take(browser: Browser, base: str, scenes: dict[str, str]) -> None:
         "queues": "/queues",
         "workers": "/workers",
         "schedules": "/schedules",
-        "workflow": f"/workflows/{scenes['workflow']}",
+        "task-durable": f"/tasks/{scenes['durable']}",
+        "workflow": f"/workflows/{scenes['workflow']}?node=4",
+        "workflow-large": f"/workflows/{scenes['large']}",
+        "waiting": "/waiting",
         "health": "/health",
     }
     for name, path in wide.items():
         shoot(browser, base, name, path)
     shoot(browser, base, "overview-dark", "/?range=6h", dark=True)
+    shoot(browser, base, "workflow-dark", f"/workflows/{scenes['workflow']}", dark=True)
     shoot(browser, base, "overview-phone", "/?range=1h", width=390)
+    shoot(browser, base, "task-phone", f"/tasks/{scenes['failed']}", width=390)
 
 
 def shoot(browser: Browser, base: str, name: str, path: str, **settings: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx2 as httpx
 import psycopg
@@ -82,6 +83,43 @@ def test_a_dashboard_that_knows_no_tasks_takes_json(
 
     expect(page.get_by_text("Nobody is waited for.")).to_be_visible()
     assert taken(db)[0] == '{"ok":{"approved": true, "amount": 12345678901234567890}}'
+
+
+@browses
+def test_a_durable_task_that_waits_is_answered_and_goes_on(serve: Serve, watch: Watch, shop: Shop) -> None:
+    shop.place.start("--processes", "1")
+    order = shop.module.return_goods.delay(7)
+    page = watch(serve(shop.app, enable_actions=True)).open("/waiting")
+    card = page.locator(".card.signal", has_text="return_goods")
+    expect(card).to_be_visible(timeout=30_000)
+    card.get_by_role("link", name="return_goods").click()
+    expect(page.get_by_role("heading", name="Waiting for accepted by")).to_be_visible()
+    steps = page.get_by_role("list", name="Steps").locator("li")
+    expect(steps).to_have_count(2)
+    expect(steps.first).to_contain_text("reserve")
+    expect(steps.last).to_contain_text("waiting for")
+
+    page.get_by_label("Value").fill('"ann"')
+    page.get_by_role("button", name="Send answer").click()
+
+    expect(page.locator("h1 .pill.completed")).to_be_visible(timeout=30_000)
+    assert order.result(timeout=30) == ["order 7 is reserved", "accepted by ann"]
+    widths = [float(bar.get_attribute("width") or 0) for bar in steps.locator(".bar").all()]
+    assert widths[1] > widths[0]
+
+
+def test_a_task_takes_a_signal_over_the_api_once(serve: Serve, shop: Shop, db: Db) -> None:
+    base = serve(shop.app, enable_actions=True)
+    task = shop.module.return_goods.delay(7)
+
+    def answer(task_id: str) -> int:
+        url = f"{base}/api/tasks/{task_id}/signal"
+        given = {"name": "accepted by", "value": "ann"}
+        return httpx.post(url, json=given, headers={"X-Horsies-Intent": "action"}).status_code
+
+    assert [answer(task.task_id), answer(task.task_id), answer(str(UUID(int=1)))] == [200, 409, 404]
+    row = db.execute("SELECT value FROM horsies_signals").fetchone()
+    assert row == {"value": '"ann"'}
 
 
 def test_the_api_lists_signals_and_takes_answers_that_fit(serve: Serve, shop: Shop, db: Db) -> None:

@@ -76,6 +76,16 @@ class SignalRow(NamedTuple):
     sent_at: datetime
 
 
+class Wait(NamedTuple):
+    """A step in which a parked task waits for a signal; `name` is that of the step and of the signal."""
+
+    task_id: str
+    task_name: str
+    name: str
+    started_at: datetime
+    due_at: datetime | None
+
+
 class Caller(NamedTuple):
     """The task that has called another one, and the step in which it did."""
 
@@ -149,6 +159,12 @@ async def steps(connection: Connection, task_id: UUID, shown: int | None = None)
     cursor = connection.cursor(row_factory=class_row(StepRow))
     values = {"id": task_id, "shown": shown if shown is not None else 2**30}
     return await (await cursor.execute(SQL["steps"], values)).fetchall()
+
+
+async def waits(connection: Connection, most: int, limit: int) -> list[Wait]:
+    """Return the waits for signals of parked tasks, the longest first."""
+    cursor = connection.cursor(row_factory=class_row(Wait))
+    return await (await cursor.execute(SQL["waits"], {"most": most, "limit": limit})).fetchall()
 
 
 async def signals(connection: Connection, task_id: UUID, shown: int = SHOWN) -> list[SignalRow]:

@@ -154,6 +154,16 @@ SELECT DISTINCT task_id::text FROM horsies_steps WHERE task_id = ANY (%(ids)s::u
 -- name: signal
 SELECT horsies_signal(%(id)s::uuid, %(name)s::text, %(value)s::json);
 
+-- name: waits
+-- List the waits for a signal of parked tasks, the longest first, of the `most` parked tasks that go on last: a wait without a
+-- timeout goes on at infinity.
+SELECT step.task_id::text, left(task.task_name, 300) AS task_name, left(step.name, 300) AS name, step.started_at, step.due_at
+  FROM (SELECT id, task_name FROM horsies_tasks_live WHERE parked_at IS NOT NULL
+         ORDER BY enqueued_at DESC, id DESC LIMIT %(most)s) AS task
+  JOIN horsies_steps AS step ON step.task_id = task.id
+ WHERE step.kind = 'wait' AND step.ended_at IS NULL
+ ORDER BY step.started_at, step.task_id LIMIT %(limit)s;
+
 -- name: steps
 -- Return the steps of a task in the order in which they began.
 SELECT name, kind, attempt, started_at, ended_at, due_at, open_calls,
