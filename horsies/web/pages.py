@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from horsies import units
 from horsies.codec.results import error_of
 from horsies.db.queries.inspect import MOST_NODES, FullTask, RunningTask, WorkflowNode
+from horsies.db.queries.keys import MOST_COUNTED
 from horsies.status import WorkflowStatus
 from horsies.web.api import CALLS, PARAMETERS
 from horsies.web.auth import COOKIE, TooManyAttempts, is_https, is_same_origin
@@ -130,6 +131,7 @@ class Pages:
             "/tasks": self.tasks,
             "/tasks/{task_id}": self.task,
             "/queues": self.queues,
+            "/keys": self.keys,
             "/workers": self.workers,
             "/schedules": self.schedules,
             "/workflows": self.workflows,
@@ -200,6 +202,20 @@ class Pages:
             message=message,
             traceback=traceback,
             shown=SHOWN,
+        )
+
+    async def keys(self, request: Request) -> Response:
+        """Show the keys that wait longest, or one key with its latest tasks."""
+        query = request.query_params
+        chosen = query.get("key")
+        return self.show(
+            request,
+            "keys.html",
+            "Keys",
+            keys=await self._queries.keys(query),
+            chosen=chosen,
+            page=None if chosen is None else await self._queries.tasks(query),
+            most=MOST_COUNTED,
         )
 
     async def queues(self, request: Request) -> Response:

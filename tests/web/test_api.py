@@ -266,6 +266,7 @@ def test_keys_are_listed_paused_and_measured(call: Call, db: Db) -> None:
     told = call(*[post("/api/keys/pause", {"key": name})] * 2, post("/api/keys/pause", {"key": "x" * 201}))
     (paused,) = call(get(f"/api/keys?key={quote(name)}&limit=2"))
     (metrics,) = call(get("/metrics"))
+    page, one_page = call(get("/keys"), get(f"/keys?key={quote(name)}"))
     resumed = call(*[post("/api/keys/resume", {"key": name})] * 2)
 
     assert [key["key"] for key in listed.json()["keys"]] == [name, "b"]
@@ -276,6 +277,10 @@ def test_keys_are_listed_paused_and_measured(call: Call, db: Db) -> None:
     assert paused.json()["keys"][0]["paused_by"] is not None
     assert "horsies_keys_paused 1" in metrics.text
     assert "acme" not in metrics.text
+    assert page.text.count("data-row=") == 2
+    assert "/api/keys/resume" in page.text
+    assert "Key acme/1" in one_page.text
+    assert one_page.text.count("data-row=") == 2  # the key and its task
     assert [answer.status_code for answer in resumed] == [200, 409]
     assert db.execute("SELECT action FROM horsies_actions ORDER BY id").fetchall() == [
         {"action": "pause key"},
