@@ -1,7 +1,8 @@
 """Events of tasks, workflows and schedules.
 
 queued ─▶ processing ─▶ completed | failed | timeout | crashed | cancelled      expired, cancelled: before it was started
-             └──────▶ retry | timeout | crashed, with `will_retry` ─▶ processing …
+             ├──────▶ retry | timeout | crashed, with `will_retry` ─▶ processing …
+             └──────▶ parked ─▶ processing …
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WORKER_KINDS: Final = (
     "cancelled",
 )
 KINDS: Final = (
-    "queued", *WORKER_KINDS, "workflow.started", "workflow.paused", "workflow.resumed", "workflow.completed",
+    "queued", "parked", *WORKER_KINDS, "workflow.started", "workflow.paused", "workflow.resumed", "workflow.completed",
     "workflow.failed", "workflow.cancelled", "workflow.expired", "schedule.fired",
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from horsies.db.connection import Connection, connect_worker
 from horsies.db.queries import steps
 from horsies.db.queries.steps import EndedStep
 from horsies.db.queries.tasks import CANCELLED, CANCELLED_CODE, Failure
+from horsies.db.sql import statements
 from horsies.workflow import control
 from horsies.workflow.settle import settle
 
@@ -231,3 +232,23 @@ def test_parked_tasks_are_in_no_index_that_claims_read(db: Db, ask: Ask) -> None
     assert found["pages"] <= 1
     seconds = ask(control.fire_timers)
     assert 86_000 < seconds <= 86_400
+
+
+def test_events_say_when_a_task_was_parked(db: Db, ask: Ask) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    (task_id,) = running(db)
+    park(ask, parking(task_id, seconds=60))
+    now = datetime.now(UTC)
+    values = {
+        "since": now - timedelta(minutes=1),
+        "until": now + timedelta(minutes=1),
+        "task": UUID(task_id),
+        "kinds": ["parked"],
+        "queue": None,
+        "name": "saga",
+    }
+
+    (event,) = db.execute(statements("events")["events"], values).fetchall()
+
+    assert (event["kind"], event["message"], str(event["task_id"])) == ("parked", "in step rest", task_id)

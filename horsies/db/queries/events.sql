@@ -69,6 +69,16 @@ WITH task AS NOT MATERIALIZED (
      WHERE (attempt.finished_at > %(since)s OR attempt.requeued_at > %(since)s)
        AND (%(task)s::uuid IS NULL OR attempt.task_id = %(task)s)
     UNION ALL
+    SELECT 'parked', step.started_at, step.task_id::text, step.task_id, task.task_name, task.queue_name, step.attempt, NULL,
+           'in step ' || left(step.name, 300), NULL, false, task.workflow_id, NULL, NULL, NULL
+      FROM horsies_steps AS step
+      LEFT JOIN LATERAL (SELECT task_name, queue_name, workflow_id FROM horsies_tasks AS task
+                          WHERE task.id = step.task_id AND (task.live OR task.terminal_at >= step.started_at)
+                          LIMIT 1) AS task ON true
+     WHERE step.started_at > %(since)s AND step.kind IN ('sleep', 'wait', 'call', 'calls')
+       AND step.ended_at IS DISTINCT FROM step.started_at
+       AND (%(task)s::uuid IS NULL OR step.task_id = %(task)s)
+    UNION ALL
     SELECT step.kind, step.at, flow.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, flow.id, flow.name, NULL,
            step.stored
       FROM horsies_workflows AS flow
