@@ -39,6 +39,7 @@ DOCUMENTS = (
 )  # fmt: skip
 VALUES: dict[str, Sequence[str | None]] = {
     "timestamptz": TIMES,
+    "float4": FLOATS,
     "float8": FLOATS,
     "text": TEXTS,
     "jsonb": DOCUMENTS,
@@ -99,6 +100,17 @@ TABLES: dict[str, tuple[str, str]] = {
         "INSERT INTO horsies_task_logs (task_id, claim_seq, seq, attempt, at, level, logger, message)"
         " SELECT id, 0, 0, 1, now(), 'INFO', 'l', 'm' FROM horsies_tasks"
         " WHERE id NOT IN (SELECT task_id FROM horsies_task_logs) ORDER BY random() LIMIT 1 RETURNING task_id",
+    ),
+    "horsies_steps": (
+        "task_id",
+        "INSERT INTO horsies_steps (task_id, name, kind, claim_seq, attempt, due_at)"
+        " SELECT id, 'rest', 'wait', 1, 1, now() FROM horsies_tasks"
+        " WHERE id NOT IN (SELECT task_id FROM horsies_steps) ORDER BY random() LIMIT 1 RETURNING task_id",
+    ),
+    "horsies_signals": (
+        "task_id",
+        "INSERT INTO horsies_signals (task_id, name, value) SELECT id, 'rest', '1' FROM horsies_tasks"
+        " WHERE id NOT IN (SELECT task_id FROM horsies_signals) ORDER BY random() LIMIT 1 RETURNING task_id",
     ),
     "horsies_workflows": (
         "id",
