@@ -1,7 +1,8 @@
 """The producer's side of the database: insert tasks, wait for their results, read and cancel them.
 
 Sync sends run in the calling thread on a connection pool of their own, because handing work to another thread costs more than
-the insert. Everything else runs on the background loop. All callers in a process that wait for results share one listener and
+the insert. Many sends at once, and those of coroutines, gather in batches: see `db/send_batches.py`. Everything else runs on the
+background loop. All callers in a process that wait for results share one listener and
 one query at a time: the query marks each unfinished task as awaited, and the end of an awaited task is notified.
 """
 
@@ -49,6 +50,7 @@ from horsies.db.migrations import migrate
 from horsies.db.queries import tasks, workflows
 from horsies.db.queries.tasks import NewTask, TaskState
 from horsies.db.queries.workflows import WorkflowState
+from horsies.db.send_batches import SendBatcher, can_gather
 from horsies.durations import LONGEST_SECONDS, is_duration
 from horsies.errors import HorsiesError, mask_passwords
 from horsies.event_loop import background_loop, run_async, run_sync
@@ -372,14 +374,18 @@ class Broker:
         return self._resolved
 
     def insert(self, rows: Sequence[NewTask]) -> list[UUID]:
-        """Insert tasks in the calling thread, all or none; return the ids as `insert_tasks` does.
+        """Insert tasks from any thread, all or none; return the ids as `insert_tasks` does.
 
-        A retry after a lost connection runs on the background loop.
+        A single task may share its statement with those of other threads. A retry after a lost connection runs on the
+        background loop.
         """
         if len(rows) > ROWS_PER_STATEMENT and can_copy(rows[0]):
             return self.copy(copy_batches(rows))
         try:
-            with self._session_sync().sync_pool.connection() as connection:
+            session = self._session_sync()
+            if can_gather(rows):
+                return [session.batcher.insert(rows[0])]
+            with session.sync_pool.connection() as connection:
 
                 def fetch(sql: bytes, values: Values) -> Rows:
                     return connection.execute(sql, values).fetchall()
@@ -412,10 +418,22 @@ class Broker:
             return run_sync(self.insert_async(rows, again=True))
         return [row.id for row in rows]
 
+    async def insert_from_any_loop(self, rows: Sequence[NewTask]) -> list[UUID]:
+        """Do the same as `insert`, from any event loop and without blocking it."""
+        if not can_gather(rows):
+            return await run_async(self.insert_async(rows))
+        try:
+            session = self._open_session() or await run_async(self._session())
+            return [await session.batcher.insert_async(rows[0])]
+        except TRANSIENT as error:
+            if not self.config.resend_on_transient_err or is_refused(error):
+                raise
+            return await run_async(self.insert_async(rows, again=True))
+
     async def insert_async(self, rows: Sequence[NewTask], *, again: bool = False) -> list[UUID]:
         """Insert tasks, all or none, with retries if the app wants them; return the ids as `insert_tasks` does.
 
-        With `again` the rows may have been stored before, by a send whose reply was lost.
+        This is for code on the background loop. With `again` the rows may have been stored before, by a send whose reply was lost.
         """
         tries = RESENDS if self.config.resend_on_transient_err else 0
         attempt = int(again)
@@ -514,10 +532,14 @@ class Broker:
 
     def _session_sync(self) -> _Session:
         """Return the session from any thread; a session that is open already costs no round trip to the loop."""
+        return self._open_session() or run_sync(self._session())
+
+    def _open_session(self) -> _Session | None:
+        """Return the session of this process; None if it is not open yet."""
         opening = self._opening
         if opening is not None and opening[0] == os.getpid() and opening[1].done():
             return opening[1].result()
-        return run_sync(self._session())
+        return None
 
     async def _session(self) -> _Session:
         """Return the session of this process; the first caller opens it, and the others wait for that."""
@@ -576,6 +598,7 @@ class _Session:
     def __init__(self, config: PostgresConfig) -> None:
         self.database = Database(config, "horsies-producer")
         self.sync_pool = SyncPool(config, "horsies-producer")
+        self.batcher = SendBatcher(self.sync_pool)
         self.task_waiters = Waiters(self.database, "task_done", tasks.watch, TASK_TERMINAL_STATES)
         self.workflow_waiters = Waiters(
             self.database,
@@ -585,6 +608,7 @@ class _Session:
         )
 
     async def close(self) -> None:
+        self.batcher.close()
         self.sync_pool.close()
         await self.task_waiters.close()
         await self.workflow_waiters.close()

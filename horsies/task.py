@@ -234,7 +234,7 @@ class Sender(Generic[P, T]):
         connection = self._request.options.conn
         if connection is None:
             try:
-                return Ok(await run_async(self._broker.insert_async(rows)))
+                return Ok(await self._broker.insert_from_any_loop(rows))
             except INSERT_ERRORS as error:
                 return Err(insert_error(error, rows))
         fetch = async_fetcher(connection, self._broker.schema)
