@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import psycopg
@@ -26,6 +27,7 @@ from bench import (
     page,
     plots,
     schedules,
+    senders,
     steps,
     workflows,
 )
@@ -51,7 +53,9 @@ Measure = Callable[[Bench, Scale], Iterator[Figure]]
 
 MEASURES: dict[str, Measure] = {
     "drains": lambda bench, scale: measures.drains(bench, scale.drained),
-    "sends": lambda bench, scale: measures.sends(bench, scale.sent),
+    "sends": lambda bench, scale: chain(
+        measures.sends(bench, scale.sent), senders.senders(bench, scale.producer_seconds)
+    ),
     "latencies": lambda bench, scale: measures.latencies(bench, scale.latencies),
     "producers": lambda bench, scale: measures.producers(bench, scale.producer_seconds),
     "children": lambda bench, scale: children.children(bench, scale.children),

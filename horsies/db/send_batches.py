@@ -29,6 +29,10 @@ CHARACTERS_PER_BATCH = 1_048_576
 # A send that no sender has taken for so long gets another sender: the others wait for a slow commit or a dead connection.
 PATIENCE_SECONDS = 0.1
 SPARE_SENDERS = 3
+# After a batch of as many sends, the sender waits for this share of its duration: the callers that it has just woken up send
+# again, and the next batch has room for all of them instead of half.
+BUSY_BATCH = 4
+PAUSE_SHARE = 0.125
 # A sender without work ends after so long.
 LINGER_SECONDS = 5.0
 
@@ -167,8 +171,6 @@ class SendBatcher:
             except Empty:
                 send = None
             if send is not None:
-                if not is_spare:
-                    self._busy_since = time.monotonic()
                 self._send_all(send, is_spare)
                 if not is_spare:
                     self._busy_since = None
@@ -202,11 +204,15 @@ class SendBatcher:
                     send = self._queue.get_nowait()
                 except Empty:
                     break
+            began = time.monotonic()
+            if not is_spare:
+                self._busy_since = began
             if batch:
                 self._insert_batch(batch)
             if is_spare:
                 return
-            self._busy_since = time.monotonic()
+            if len(batch) >= BUSY_BATCH:
+                time.sleep(PAUSE_SHARE * min(time.monotonic() - began, PATIENCE_SECONDS))
             send = self._next()
 
     def _next(self) -> _Send | None:
