@@ -87,7 +87,10 @@ class SendBatcher:
         self._closed = False
 
     def insert(self, row: NewTask) -> UUID:
-        """Insert a task in this thread, or let a sender do so if enough threads insert already."""
+        """Insert a task in this thread, or let a sender do so if enough threads insert already.
+
+        If Ctrl-C ends the wait, the task may be stored or not.
+        """
         if self._busy_since is None:
             try:
                 permission = self._direct.pop()
@@ -101,12 +104,8 @@ class SendBatcher:
         send = _Send(row)
         if not self._put(send) and send.take():
             return self._insert([row])[0]
-        try:
-            while not send.done.acquire(timeout=PATIENCE_SECONDS):
-                self._hurry(send)
-        except BaseException:  # Ctrl-C
-            send.take()
-            raise
+        while not send.done.acquire(timeout=PATIENCE_SECONDS):
+            self._hurry(send)
         if isinstance(send.outcome, UUID):
             return send.outcome
         assert send.outcome is not None, "a sender gives every send an outcome"

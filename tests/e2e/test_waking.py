@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
-from horsies import OutcomeCode
+from horsies import OutcomeCode, TaskHandle
 from tests.e2e.observing import Db, lines, row, sessions, until_status
 from tests.e2e.office import URL, Office, staffed
 from tests.support.waiting import eventually
@@ -54,6 +55,21 @@ def test_an_idle_worker_is_woken_by_a_send(office: Office, shared_db: Db) -> Non
         assert handle.get(10_000).is_ok()
         stored = row(shared_db, handle)
         assert stored["started_at"] - stored["enqueued_at"] < SOON
+
+
+def test_an_idle_worker_is_woken_by_sends_that_share_an_insert(office: Office, shared_db: Db) -> None:
+    async def send_all() -> list[TaskHandle[float]]:
+        return await asyncio.gather(*(office.tasks.note.delay_async() for _ in range(50)))
+
+    for _ in range(3):
+        _until_idle(shared_db)
+
+        handles = asyncio.run(send_all())
+
+        assert all(handle.get(10_000).is_ok() for handle in handles)
+        rows = [row(shared_db, handle) for handle in handles]
+        assert len({stored["sent_at"] for stored in rows}) < 50
+        assert all(stored["started_at"] - stored["enqueued_at"] < SOON for stored in rows)
 
 
 def test_an_idle_worker_is_woken_by_the_commit_of_a_callers_transaction(

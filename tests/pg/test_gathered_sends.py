@@ -134,10 +134,12 @@ def test_a_key_that_another_transaction_holds_delays_its_own_send_only(
     async def send_while_a_key_is_held() -> list[TaskSendResult[Any]]:
         with psycopg.connect(database_url) as holder:
             once.with_options(conn=holder).send(0).unwrap()
-            waiting = asyncio.ensure_future(once.send_async(0))
-            others = await asyncio.wait_for(send_all(once, range(1, 20)), 20)
+            sends = {n: asyncio.ensure_future(once.send_async(n)) for n in (*range(1, 10), 0, *range(10, 20))}
+            waiting = sends.pop(0)
+            done, _ = await asyncio.wait(sends.values(), timeout=20)
+            assert len(done) == 19
             assert not waiting.done()
-        return [await waiting, *others]
+        return await asyncio.gather(waiting, *sends.values())
 
     results = asyncio.run(send_while_a_key_is_held())
 
@@ -186,6 +188,30 @@ def test_cancelled_coroutines_leave_the_other_sends_alone(add: Add, database_url
 
     assert all(result.is_ok() for result in results)
     assert set(stored(db)) >= {-1, *range(1, 20, 2)}
+
+
+def test_a_send_that_is_cancelled_before_a_sender_has_taken_it_is_not_stored(
+    add: Add, database_url: str, db: Db
+) -> None:
+    async def cancel_the_last() -> list[TaskSendResult[Any]]:
+        (await add.send_async(-1)).unwrap()
+        sends: list[asyncio.Future[TaskSendResult[Any]]] = []
+        with psycopg.connect(database_url) as blocker:
+            blocker.execute(LOCK)
+            for senders in range(1, 5):
+                sends.append(asyncio.ensure_future(add.send_async(senders)))
+                while blocked(db) < senders:
+                    await asyncio.sleep(0.01)
+            last = asyncio.ensure_future(add.send_async(99))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(last, 0.3)
+        return await asyncio.gather(*sends)
+
+    results = asyncio.run(cancel_the_last())
+
+    assert all(result.is_ok() for result in results)
+    add.send(5).unwrap()
+    assert stored(db) == [-1, 1, 2, 3, 4, 5]
 
 
 def test_threads_and_coroutines_that_send_beside_a_closing_broker_all_succeed(
