@@ -68,6 +68,13 @@ class OfSchedule(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
+class NewTask(msgspec.Struct, forbid_unknown_fields=True):
+    """A task to send: its name and its keyword arguments."""
+
+    name: str
+    kwargs: dict[str, Any]
+
+
 class GivenSignal(msgspec.Struct, forbid_unknown_fields=True):
     """The name of a signal and its value, any JSON."""
 
@@ -190,6 +197,27 @@ class Actions:
             return new_id
 
         return json_response({"task_id": await self._state.act(work)})
+
+    async def send_task(self, request: Request) -> Response:
+        """Send a new task with the options of its definition; answer with its id."""
+        given = await read_json(request, NewTask)
+        task = self._state.app.tasks.get(given.name)
+        if task is None:
+            known = "knows no task of that name" if self._state.knows_tasks else "was started without the app"
+            problem = f"{given.name[:100]!r} cannot be sent: the dashboard {known}."
+            raise HttpError(404, problem, "Start it with the app that has the task: horsies web LOCATOR")
+        encoded = msgspec.json.encode(given.kwargs).decode()
+        self._check_arguments(given.name, encoded)
+        sent = await task.send_async(**task.definition.signature.decode(None, encoded))
+        if isinstance(sent, Err):
+            raise HttpError(409, f"The task was not sent: {sent.err_value.message}")
+        task_id = sent.ok_value.task_id
+        await self._state.act(
+            lambda connection: operations.note(
+                connection, _actor(request), "send", f"{given.name} {task_id}", 1
+            )
+        )
+        return json_response({"task_id": task_id})
 
     def _restored(self, kwargs: dict[str, Any], original: str | None) -> dict[str, Any]:
         """Return edited arguments with the original values wherever the form still says "[redacted]"."""

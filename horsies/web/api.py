@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from horsies.status import TaskStatus, WorkflowStatus
-from horsies.web.actions import Bulk, GivenSignal, NewArguments, OfKey, OfQueue, OfSchedule
+from horsies.web.actions import Bulk, GivenSignal, NewArguments, NewTask, OfKey, OfQueue, OfSchedule
 from horsies.web.charts import RANGES
 from horsies.web.queries import DashboardQueries
 from horsies.web.requests import (
@@ -133,6 +133,13 @@ CALLS = (
     ),
     Call("GET", "/api/health", "health", "The findings of horsies doctor"),
     Call("GET", "/api/actions", "acts", "The latest actions of operators", ("limit",)),
+    Call(
+        "GET",
+        "/api/definitions",
+        "definitions",
+        "The tasks that the dashboard can send, with their parameters",
+    ),
+    Call("POST", "/api/tasks/send", "send_task", "Send a new task", (), NewTask),
     Call("POST", "/api/tasks/retry", "retry_tasks", "Retry failed tasks", (), Bulk),
     Call("POST", "/api/tasks/cancel", "cancel_tasks", "Cancel tasks; ask running ones to stop", (), Bulk),
     Call("POST", "/api/tasks/delete", "delete_tasks", "Delete the records of finished tasks", (), Bulk),
@@ -257,6 +264,9 @@ class Api:
     async def workflow(self, request: Request) -> Response:
         flow, nodes = await self._queries.workflow(parse_id(request, "workflow_id"))
         return json_response({**flow._asdict(), "nodes": as_dicts(nodes)})
+
+    async def definitions(self, _request: Request) -> Response:
+        return json_response({"tasks": self._queries.definitions()})
 
     async def signals(self, _request: Request) -> Response:
         found = await self._queries.signals()

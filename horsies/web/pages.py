@@ -153,6 +153,7 @@ class Pages:
             "viewer": request.scope.get("horsies.viewer"),
             "has_session": request.scope.get("horsies.session") is not None,
             "actions": self._state.access.enable_actions,
+            "can_send": self._state.access.enable_actions and self._state.knows_tasks,
             "finds_arguments": not self._state.redactor,
             **context,
         }

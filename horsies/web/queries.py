@@ -332,6 +332,19 @@ class DashboardQueries:
         flow, nodes = found
         return flow._replace(error=self._state.redactor.json(flow.error)), nodes
 
+    def definitions(self) -> list[dict[str, Any]]:
+        """Return the tasks of the app with their parameters; none if the dashboard was started without the app."""
+        return [
+            {
+                "name": name,
+                "parameters": [
+                    {"name": parameter.name, "required": parameter.default is parameter.empty}
+                    for parameter in task.definition.signature.parameters.values()
+                ],
+            }
+            for name, task in sorted(self._state.app.tasks.items())
+        ]
+
     async def signals(self) -> list[SignalView]:
         """Return the signals that workflows and durable tasks wait for, with their forms."""
 

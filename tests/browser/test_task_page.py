@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import psycopg
 import pytest
 from playwright.sync_api import Page, expect
@@ -130,3 +131,39 @@ def test_log_lines_and_bars_of_a_running_task_appear_as_they_come(
     expect(page.locator(".logs")).to_contain_text("page 5 of 1000 is drawn", timeout=30_000)
     expect(page.locator(".attempts")).to_contain_text("running")
     report.cancel().unwrap()
+
+
+@browses
+def test_a_new_task_is_sent_from_its_name_and_its_parameters(
+    serve: Serve, watch: Watch, shop: Shop, db: Db
+) -> None:
+    page = watch(serve(shop.app, enable_actions=True), tolerates="400").open("/tasks")
+    page.get_by_role("button", name="New task…").click()
+    page.get_by_label("Task", exact=True).select_option("send_mail")
+    area = page.get_by_label("Arguments as JSON")
+    expect(area).to_have_value('{\n  "to": null,\n  "subject": null\n}')
+
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator("#ask [role=alert]")).to_contain_text("The arguments do not fit send_mail")
+    area.fill('{"to": "ann@shop.example", "subject": "New"}')
+    page.get_by_role("button", name="Send", exact=True).click()
+
+    expect(page.locator("h1")).to_contain_text("send_mail")
+    row = db.execute(
+        "SELECT queue_name, kwargs FROM horsies_tasks_live WHERE task_name = 'send_mail'"
+    ).fetchone()
+    assert row is not None
+    assert (row["queue_name"], "ann@shop.example" in row["kwargs"]) == ("mail", True)
+    acts = db.execute("SELECT action, tasks FROM horsies_actions").fetchall()
+    assert [dict(act) for act in acts] == [{"action": "send", "tasks": 1}]
+
+
+def test_a_dashboard_without_the_app_sends_no_new_tasks(serve: Serve, database_url: str) -> None:
+    base = serve(database_url, enable_actions=True)
+
+    refused = httpx.post(
+        f"{base}/api/tasks/send", json={"name": "x", "kwargs": {}}, headers={"X-Horsies-Intent": "action"}
+    )
+
+    assert "New task" not in httpx.get(f"{base}/tasks").text
+    assert (refused.status_code, "without the app" in refused.json()["error"]["message"]) == (404, True)

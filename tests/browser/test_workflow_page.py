@@ -125,6 +125,17 @@ def test_progress_counts_failures_and_skipped_nodes_are_grey(
     assert rgb(red) not in (fill, stroke)
 
 
+@browses
+def test_the_time_line_shows_when_each_node_ran(serve: Serve, watch: Watch, shop: Shop) -> None:
+    page = watch(serve(shop.app)).open(shop.refund)
+    rows = page.locator(".timeline li")
+
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("draft")
+    starts = [float(bar.get_attribute("x") or 0) for bar in rows.locator(".bar").all()]
+    assert starts == sorted(starts)
+
+
 def rgb(written: str) -> str:
     digits = written.strip().lstrip("#")
     return f"rgb({', '.join(str(int(digits[at : at + 2], 16)) for at in (0, 2, 4))})"

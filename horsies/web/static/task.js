@@ -61,18 +61,16 @@ const element = (name, values, ...children) => {
 };
 
 // The dialog stays open with what was typed until the task is sent or the viewer closes it.
-async function resend(task) {
-  const whole = await fetch(`${base}/api/tasks/${task}/kwargs`);
-  const text = pretty(whole.ok ? await whole.text() : "{}");
+function compose({ heading, prompt, text, before = [], path, body }) {
   const dialog = document.getElementById("ask");
-  const area = element("textarea", { id: "resend-arguments", value: text, rows: Math.min(20, text.split("\n").length + 2), spellcheck: false });
+  const area = element("textarea", { id: "compose-arguments", value: text, rows: Math.min(20, text.split("\n").length + 2), spellcheck: false });
   const refusal = element("p", { className: "refusal", hidden: true });
   refusal.setAttribute("role", "alert");
   const send = element("button", { className: "act primary", value: "yes", textContent: "Send" });
   const back = element("button", { className: "act", type: "button", textContent: "Go back" });
-  const title = element("h2", { id: "resend-title", textContent: "Send again" });
-  const label = element("label", { htmlFor: area.id, textContent: "Send a new task with these arguments:" });
-  const form = element("form", {}, title, label, area, refusal, element("div", { className: "acts" }, back, send));
+  const title = element("h2", { id: "compose-title", textContent: heading });
+  const label = element("label", { htmlFor: area.id, textContent: prompt });
+  const form = element("form", {}, title, ...before, label, area, refusal, element("div", { className: "acts" }, back, send));
   back.addEventListener("click", () => dialog.close("no"));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -80,7 +78,7 @@ async function resend(task) {
     refusal.hidden = true;
     try {
       JSON.parse(area.value);
-      const reply = await post(`/api/tasks/${task}/resend`, `{"kwargs": ${area.value}}`);
+      const reply = await post(path, body(area.value));
       location.assign(`${base}/tasks/${reply.task_id}`);
     } catch (error) {
       refusal.textContent = error instanceof SyntaxError ? `The arguments are no JSON: ${error.message}` : error.message;
@@ -93,11 +91,43 @@ async function resend(task) {
   dialog.replaceChildren(form);
   dialog.setAttribute("aria-labelledby", title.id);
   dialog.showModal();
-  area.focus();
+  (before.at(-1) ?? area).focus();
+  return area;
+}
+
+async function resend(task) {
+  const whole = await fetch(`${base}/api/tasks/${task}/kwargs`);
+  compose({
+    heading: "Send again",
+    prompt: "Send a new task with these arguments:",
+    text: pretty(whole.ok ? await whole.text() : "{}"),
+    path: `/api/tasks/${task}/resend`,
+    body: (kwargs) => `{"kwargs": ${kwargs}}`,
+  });
+}
+
+// A new task: its name, and its required parameters to fill in.
+async function create() {
+  const { tasks } = await (await fetch(`${base}/api/definitions`)).json();
+  const choice = element("select", { id: "compose-name" }, ...tasks.map(({ name }) => element("option", { value: name, textContent: name })));
+  const template = () => {
+    const needed = tasks.find(({ name }) => name === choice.value)?.parameters.filter(({ required }) => required) ?? [];
+    return JSON.stringify(Object.fromEntries(needed.map(({ name }) => [name, null])), null, 2);
+  };
+  const area = compose({
+    heading: "New task",
+    prompt: "Arguments as JSON:",
+    text: template(),
+    before: [element("label", { htmlFor: choice.id, textContent: "Task" }), choice],
+    path: "/api/tasks/send",
+    body: (kwargs) => `{"name": ${JSON.stringify(choice.value)}, "kwargs": ${kwargs}}`,
+  });
+  choice.addEventListener("change", () => (area.value = template()));
 }
 
 export function task() {
   follow();
+  document.getElementById("new-task")?.addEventListener("click", create);
   document.addEventListener("fresh", follow);
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-copy], [data-copy-text], .fold, [data-resend]");
