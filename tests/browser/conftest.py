@@ -29,7 +29,7 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
+def serve(database_url: str) -> Iterator[Callable[..., str]]:  # the database outlives the pages that ask for it
     """Return a function that serves a dashboard until the end of the test, and returns its address."""
     with ExitStack() as served:
         yield lambda source, **settings: served.enter_context(dashboard(source, **settings))

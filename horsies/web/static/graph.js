@@ -9,7 +9,7 @@ let whole = "";
 
 const frame = () => document.querySelector("[data-graph]");
 const size = () => {
-  const box = frame().getBoundingClientRect();
+  const box = frame().querySelector(".canvas").getBoundingClientRect();
   return { width: Math.max(box.width, 1), height: Math.max(box.height, 1) };
 };
 const total = () => ({ width: Number(frame().dataset.width), height: Number(frame().dataset.height) });
