@@ -29,8 +29,11 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def serve(database_url: str) -> Iterator[Callable[..., str]]:  # the database outlives the pages that ask for it
-    """Return a function that serves a dashboard until the end of the test, and returns its address."""
+def serve(database_url: str) -> Iterator[Callable[..., str]]:
+    """Return a function that serves a dashboard until the end of the test, and returns its address.
+
+    The database outlives the pages that ask for it.
+    """
     with ExitStack() as served:
         yield lambda source, **settings: served.enter_context(dashboard(source, **settings))
 

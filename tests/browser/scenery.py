@@ -16,7 +16,7 @@ from tests.pg.hands import Hands
 from tests.support.workers import Workplace
 
 SCREENS = (
-    "/", "/tasks", "/queues", "/workers", "/workflows", "/waiting", "/schedules", "/health", "/api",
+    "/", "/tasks", "/queues", "/keys", "/workers", "/workflows", "/waiting", "/schedules", "/health", "/api",
 )  # fmt: skip
 # A workflow that waits for an answer, and one with edges that cross columns.
 FLOWS = """
