@@ -45,6 +45,7 @@ PURPOSES: Mapping[str, Mapping[str, str]] = {
     "Develop": {
         "dev": "dev",
         "check": "diagnose",
+        "replay": "replay",
         "explain": "diagnose",
         "demo": "demo",
         "get-docs": "documentation",

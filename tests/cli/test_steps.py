@@ -87,3 +87,81 @@ def test_a_failed_task_is_retried_from_a_step(workplace, db):
     assert [row["name"] for row in db.execute("SELECT name FROM horsies_steps").fetchall()] == ["first"]
     assert db.execute("SELECT status FROM horsies_tasks").fetchone() == {"status": "PENDING"}
     refused(workplace.run("retry", task_id, "--from-step=first"), "HRS-302", "has not failed")
+
+
+APP = """
+app = Horsies()
+
+def charge(amount: int) -> str:
+    raise AssertionError("it is not carried out")
+
+@app.task("pay")
+def pay(amount: int) -> str:
+    t = current_task()
+    card = t.step("charge", charge, amount)
+    if amount > 100:
+        raise ValueError(f"{card} has a limit")
+    return card + " " + t.step("receipt", charge, amount)
+
+@app.task("pay_async")
+async def pay_async(amount: int) -> str:
+    return await current_async_task().step("charge", charge, amount)
+"""
+
+
+def sent(db, name, amount):
+    """Store a task with one step, and return its id."""
+    task_id = str(uuid4())
+    db.execute(
+        "INSERT INTO horsies_tasks (id, task_name, kwargs) VALUES (%s, %s, %s)",
+        (task_id, name, json.dumps({"amount": amount})),
+    )
+    db.execute(
+        "INSERT INTO horsies_steps (task_id, name, kind, claim_seq, attempt, ended_at, result)"
+        " VALUES (%s, 'charge', 'step', 1, 1, now(), '{\"ok\":\"card 7\"}')",
+        (task_id,),
+    )
+    return task_id
+
+
+def test_a_replay_returns_stored_steps_and_writes_nothing(workplace, db):
+    workplace.write(APP)
+    task_id = sent(db, "pay", 5)
+    before = (
+        db.execute("SELECT * FROM horsies_tasks").fetchall()
+        + db.execute("SELECT * FROM horsies_steps").fetchall()
+    )
+
+    result = workplace.run("replay", "app:app", task_id)
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        'step \'charge\': {"ok":"card 7"}',
+        "the replay ends: step 'receipt' has no stored result, and is not carried out",
+    ]
+    asynchronous = workplace.run("replay", "app:app", sent(db, "pay_async", 5))
+    assert asynchronous.stdout.splitlines()[-1] == "returned 'card 7'", asynchronous.stderr
+    db.execute("DELETE FROM horsies_tasks WHERE task_name = 'pay_async'")
+    db.execute("DELETE FROM horsies_steps WHERE task_id <> %s", (task_id,))
+    after = (
+        db.execute("SELECT * FROM horsies_tasks").fetchall()
+        + db.execute("SELECT * FROM horsies_steps").fetchall()
+    )
+    assert after == before
+
+
+def test_a_replay_shows_the_error_and_stops_where_it_is_told_to(workplace, db):
+    workplace.write(APP)
+    task_id = sent(db, "pay", 500)
+
+    failed = workplace.run("replay", "app:app", task_id)
+    assert failed.returncode == 1
+    assert "ValueError: card 7 has a limit" in failed.stderr
+
+    until = workplace.run("replay", "app:app", task_id, "--until=charge")
+    assert (until.returncode, until.stdout) == (0, "the replay ends: it has come to step 'charge'\n"), (
+        until.stderr
+    )
+    debugged = workplace.run("replay", "app:app", task_id, "--pdb")
+    assert "(Pdb)" in debugged.stdout
+    refused(workplace.run("replay", "app:app", str(uuid4())), "HRS-302", "there is no task")
