@@ -34,7 +34,9 @@ SELECT 'keyed_noop', 'key=' || md5(n::text), '{"key":1}', 0
 def keys(bench: Bench, count: int, sizes: tuple[int, ...], latencies: int) -> Iterator[Figure]:
     yield from _claims(bench, sizes)
     yield from _drains(bench, count)
-    yield from _beside(bench, count, waiting=max(sizes) // 10)
+    yield from _beside(
+        bench, 2 * count, waiting=max(sizes) // 10
+    )  # short drains differ by more than what is looked for
     yield from _turns(bench, latencies, backlog=max(sizes) // 10)
 
 

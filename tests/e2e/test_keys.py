@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -140,3 +141,49 @@ def test_the_tasks_of_a_killed_worker_run_again_within_the_limit(workplace: Work
     assert statuses == [{"status": "COMPLETED"}]
     left = db.execute("SELECT count(*) AS n FROM horsies_key_slots").fetchone()
     assert left == {"n": 0}
+
+
+def test_a_row_with_a_key_that_cannot_be_claimed_stops_no_other(workplace: Workplace, db: Db) -> None:
+    workplace.write(URL + APP)
+    tasks = workplace.load()
+    db.execute(
+        "INSERT INTO horsies_tasks_live (task_name, rate_key, claim_seq, kwargs, enqueued_at)"
+        " VALUES ('serve', 'key=bad', 2147483647, '{\"customer\": \"bad\"}', now() - interval '1 hour')"
+    )
+    workplace.start("--processes=2")
+
+    for customer in ("a", "bad", "z"):
+        tasks.serve.delay(customer).result(timeout=20)
+
+    poisoned = db.execute(
+        "SELECT status, error_code FROM horsies_tasks WHERE claim_seq = 2147483647"
+    ).fetchall()
+    assert poisoned == [{"status": "FAILED", "error_code": "POISONED_ROW"}]
+
+
+def test_a_refused_request_holds_its_key_and_no_other(workplace: Workplace, db: Db) -> None:
+    workplace.write(
+        URL
+        + """
+app = Horsies(AppConfig.for_database_url(URL))
+
+@app.task("ask", key="customer")
+def ask(customer: str) -> float:
+    if customer == "busy" and not Path("asked").exists():
+        Path("asked").touch()
+        raise RateLimited(after=1.5)
+    return time.time()
+"""
+    )
+    tasks = workplace.load()
+    workplace.start("--processes=1")
+    began = time.time()
+    first, second = tasks.ask.delay("busy"), tasks.ask.delay("busy")
+
+    other = tasks.ask.delay("idle").result(timeout=20)
+
+    assert first.result(timeout=20) >= began + 1.5
+    assert second.result(timeout=20) >= first.result(timeout=20)
+    assert other < first.result(timeout=20)
+    retries = db.execute("SELECT DISTINCT retry_count FROM horsies_tasks").fetchall()
+    assert retries == [{"retry_count": 0}]
