@@ -135,6 +135,7 @@ def test_a_page_says_when_the_database_is_away_and_comes_back_by_itself(
     proxy.refusing = True
     proxy.cut()
     expect(page.locator("#banner")).to_contain_text("The database cannot be reached.")
+    expect(page.locator("#banner")).to_contain_text(" UTC. Trying again")
     late = watch(base, tolerates="503")
     late.open("/queues")
     expect(late.page.locator("h1")).to_have_text("The database cannot be reached.")

@@ -91,6 +91,7 @@ def test_commands_are_there_to_copy(open_failed: Callable[[], Page]) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     for name, command in (
         ("Copy: retry it", f"horsies retry {FAILED_ID}"),
+        ("Copy: replay it in a process of your own", f"horsies replay --pdb {FAILED_ID}"),
         ("Copy the command that opens deliver in an editor", "code --goto /srv/shop/orders/smtp.py:7"),
     ):
         page.get_by_role("button", name=name).click()

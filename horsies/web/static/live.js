@@ -43,7 +43,7 @@ export function live() {
       failed = true;
       showState("off", "reconnecting");
       const problem = error instanceof TypeError ? "The dashboard does not answer." : error.message;
-      showBanner(`${problem || "The page could not be updated."} This page shows the state of ${new Date(last || performance.timeOrigin).toLocaleTimeString()}. Trying again…`);
+      showBanner(`${problem || "The page could not be updated."} This page shows the state of ${new Date(last || performance.timeOrigin).toISOString().slice(11, 19)} UTC. Trying again…`);
     }
     if (!failed) last = Date.now();
     setTimeout(() => {
