@@ -112,9 +112,9 @@ async def settle(
     """Settle outcomes in one transaction, or, if a row makes that fail, each in a transaction of its own."""
     with RowFault():
         if not completed and not any(map(needs_transaction, failures)):
-            return Settled(set(), await tasks.fail(connection, failures), None)
+            return Settled(set(), await tasks.fail(connection, failures, _owner(worker_id)), None)
         async with connection.transaction():
-            return await settle_tasks(connection, completed, failures)
+            return await settle_tasks(connection, completed, failures, _owner(worker_id))
     return await settle_apart(connection, completed, failures, worker_id)
 
 
@@ -124,7 +124,7 @@ async def settle_apart(
     """Settle each outcome in a transaction of its own, and park the rows for which that fails."""
 
     async def settle_one(outcomes: Sequence[Completed | Failure]) -> Settled:
-        return await _settle_one(connection, outcomes[0])
+        return await _settle_one(connection, outcomes[0], worker_id)
 
     async def park(outcome: Completed | Failure, reason: str) -> Settled:
         await _park_outcome(connection, outcome, worker_id, reason)
@@ -141,11 +141,16 @@ async def settle_apart(
     )
 
 
-async def _settle_one(connection: Connection, outcome: Completed | Failure) -> Settled:
+def _owner(worker_id: UUID) -> UUID | None:
+    """Return the worker that must hold the tasks to settle; None if any may."""
+    return None if worker_id == NOBODY else worker_id
+
+
+async def _settle_one(connection: Connection, outcome: Completed | Failure, worker_id: UUID) -> Settled:
     async with connection.transaction():
         if isinstance(outcome, Completed):
-            return await settle_tasks(connection, [outcome], [])
-        return await settle_tasks(connection, [], [outcome])
+            return await settle_tasks(connection, [outcome], [], _owner(worker_id))
+        return await settle_tasks(connection, [], [outcome], _owner(worker_id))
 
 
 async def _park_outcome(
@@ -154,18 +159,18 @@ async def _park_outcome(
     """End a task whose outcome cannot be stored. If only its workflow is at fault, store the outcome and fail the workflow."""
     if outcome.node is not None and await workflows.owners(connection, [(outcome.id, outcome.node)]):
         alone = msgspec.structs.replace(outcome, node=None)
-        if await _can_settle(connection, alone):
+        if await _can_settle(connection, alone, worker_id):
             await fail_workflow(connection, outcome.node[0], reason)
-            await _settle_one(connection, alone)
+            await _settle_one(connection, alone, worker_id)
             return
     await fail_task(connection, outcome.id, outcome.claim_seq, worker_id, reason, outcome.node)
 
 
-async def _can_settle(connection: Connection, outcome: Completed | Failure) -> bool:
+async def _can_settle(connection: Connection, outcome: Completed | Failure, worker_id: UUID) -> bool:
     """Return True if an outcome could be stored; nothing is stored."""
     with RowFault() as fault:
         async with connection.transaction():
-            await _settle_one(connection, outcome)
+            await _settle_one(connection, outcome, worker_id)
             raise Rollback
     return not fault
 
@@ -337,7 +342,7 @@ async def defer_unknown(
     """
 
     async def defer(some: Sequence[Claimed]) -> dict[str, bool]:
-        return await tasks.defer_unknown(connection, some, grace_seconds)
+        return await tasks.defer_unknown(connection, some, grace_seconds, worker_id)
 
     async def park(task: Claimed, reason: str) -> dict[str, bool]:
         await fail_task(connection, task.id, task.claim_seq, worker_id, reason, task.node)
@@ -350,14 +355,14 @@ async def defer_unknown(
     }
 
 
-async def give_back(connection: Connection, calls: Sequence[tuple[str, int]]) -> int:
-    """Release calls that were not started; return how many there were."""
+async def give_back(connection: Connection, calls: Sequence[tuple[str, int]], worker_id: UUID) -> int:
+    """Release calls of a worker that were not started; return how many there were."""
 
     async def release(some: Sequence[tuple[str, int]]) -> int:
-        return await tasks.give_back(connection, some)
+        return await tasks.give_back(connection, some, _owner(worker_id))
 
     async def park(call: tuple[str, int], reason: str) -> int:
-        await fail_task(connection, *call, NOBODY, reason)
+        await fail_task(connection, *call, worker_id, reason)
         return 1
 
     return sum(await isolate(calls, release, park))

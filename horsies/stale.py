@@ -60,7 +60,7 @@ async def fail_running(connection: Connection, config: AppConfig, seconds: float
         await workers.mark_dead(connection, rules)
         lost = await workers.orphans(connection, rules)
         failures = [_failure(orphan.task) for orphan in lost]
-        settled = (await settle(connection, [], failures)).failed if failures else {}
+        settled = (await settle(connection, [], failures, None)).failed if failures else {}
         await workers.delete_usage_of_dead(connection)
         return len(settled)
 

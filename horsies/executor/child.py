@@ -29,7 +29,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from horsies import logs, middleware
-from horsies.config import PostgresConfig
 from horsies.discovery import load_app
 from horsies.errors import HorsiesError
 from horsies.executor import orphan_flush, protocol
@@ -63,7 +62,7 @@ class ParentChannel:
         self.calls: dict[int, protocol.Call] = {}  # received and not answered, by ticket
         self._kept_characters = 0
         self.outcomes: deque[tuple[protocol.Call, protocol.Outcome]] = deque()
-        self.postgres: PostgresConfig | None = None
+        self.identity: protocol.Identity | None = None
         self.cancelled: set[int] = set()  # tickets of the calls here that are to stop
         self.is_retiring = self.is_closed = self._is_dismissed = False
 
@@ -105,8 +104,8 @@ class ParentChannel:
                         calls.append(order)
                         self.calls[order.ticket] = order
                     case protocol.Identity():
-                        self.postgres = order.postgres
-                        middleware.set_worker_id(order.worker_id or None)
+                        self.identity = order
+                        middleware.set_worker_id(order.worker_id)
                     case protocol.Exit():
                         self._is_dismissed = True
                     case protocol.Cancel():
@@ -535,9 +534,9 @@ def run(
             serve_in_threads(channel, app, settings.threads)
         case ChildKind.ASYNC:
             asyncio.run(LoopServer(channel, app).serve())
-    if channel.is_orphaned and channel.postgres is not None:
+    if channel.is_orphaned and channel.identity is not None:
         orphan_flush.store_last_outcomes(
-            channel.postgres, app, list(channel.outcomes), not_started, settings.orphan_seconds
+            channel.identity, app, list(channel.outcomes), not_started, settings.orphan_seconds
         )
     else:
         flush(app.middleware)

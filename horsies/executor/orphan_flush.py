@@ -1,7 +1,7 @@
 """Store the last outcomes of a child whose worker has died, and release the calls that it has not started.
 
 Without this, a crash of the worker would lose every result since its last round trip, and calls that were never started.
-It cannot do harm: each row is fenced by its `claim_seq`, and rows that the worker has settled already do not match.
+It cannot do harm: each row is fenced by its `claim_seq` and the worker, and rows that the worker has settled already do not match.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from uuid import UUID
 
 from horsies import quarantine
-from horsies.config import PostgresConfig
 from horsies.db.connection import TRANSIENT, Connection, connect_worker
 from horsies.db.queries import tasks
 from horsies.db.queries.tasks import Claimed
-from horsies.executor.protocol import Call, Outcome
+from horsies.executor.protocol import Call, Identity, Outcome
 from horsies.registry import TaskRegistry
 from horsies.units import counted
 from horsies.worker.settle import Settler
@@ -24,7 +24,7 @@ logger = logging.getLogger("horsies.child")
 
 
 def store_last_outcomes(
-    postgres: PostgresConfig,
+    identity: Identity,
     app: TaskRegistry,
     outcomes: Sequence[tuple[Call, Outcome]],
     not_started: Sequence[Call],
@@ -37,7 +37,7 @@ def store_last_outcomes(
     for call, outcome in outcomes:
         settler.ended(_claimed(call), outcome)
     try:
-        stored, released = asyncio.run(_store(postgres, settler, not_started, seconds))
+        stored, released = asyncio.run(_store(identity, settler, not_started, seconds))
     except TRANSIENT as error:
         logger.warning("The worker died, and its last results cannot be stored (%s)", type(error).__name__)
         return
@@ -48,26 +48,30 @@ def store_last_outcomes(
 
 
 async def _store(
-    postgres: PostgresConfig, settler: Settler, not_started: Sequence[Call], seconds: float
+    identity: Identity, settler: Settler, not_started: Sequence[Call], seconds: float
 ) -> tuple[int, int]:
-    async with asyncio.timeout(seconds), await connect_worker(postgres, "horsies-orphan-flush") as connection:
-        stored = await _settle(connection, settler)
+    worker_id = UUID(identity.worker_id)
+    async with (
+        asyncio.timeout(seconds),
+        await connect_worker(identity.postgres, "horsies-orphan-flush") as connection,
+    ):
+        stored = await _settle(connection, settler, worker_id)
         released = await quarantine.give_back(
-            connection, [(call.task_id, call.claim_seq) for call in not_started]
+            connection, [(call.task_id, call.claim_seq) for call in not_started], worker_id
         )
         if released < len(not_started):
             # Tasks whose cancellation was requested are not released: they end as cancelled.
             settler.failed += [tasks.stopped(_claimed(call)) for call in not_started]
-        return stored + await _settle(connection, settler), released
+        return stored + await _settle(connection, settler, worker_id), released
 
 
-async def _settle(connection: Connection, settler: Settler) -> int:
+async def _settle(connection: Connection, settler: Settler, worker_id: UUID) -> int:
     stored = 0
     while settler.failed:
-        settled = await quarantine.settle(connection, [], settler.take_failed(), quarantine.NOBODY)
+        settled = await quarantine.settle(connection, [], settler.take_failed(), worker_id)
         stored += len(settled.failed)
     while settler.completed:
-        settled = await quarantine.settle(connection, settler.take_completed(), [], quarantine.NOBODY)
+        settled = await quarantine.settle(connection, settler.take_completed(), [], worker_id)
         stored += len(settled.completed)
     return stored
 

@@ -32,6 +32,8 @@ logger = logging.getLogger("horsies.pool")
 TIMEOUT_SLACK_SECONDS = 0.02
 # An async child cancels a call at its limit itself. If the call has not stopped by then, the child is killed.
 ASYNC_CANCEL_SECONDS = 0.12
+# The claim_seq of a call whose claim the database has lost. No row has it, so whatever becomes of the call is not stored.
+UNDONE = -1
 
 
 class PoolListener(Protocol):
@@ -280,10 +282,12 @@ class ChildPool:
         self._listener.calls_released()
 
     def _drop_cancelled(self, calls: Sequence[Claimed]) -> list[Claimed]:
-        """Report the cancelled ones among calls that have not started, and return the others."""
+        """Report the cancelled ones among calls that have not started, and return the others without the undone ones."""
         others: list[Claimed] = []
         for call in calls:
-            if call.id in self._cancelled_ids:
+            if call.claim_seq == UNDONE:
+                self.load -= 1
+            elif call.id in self._cancelled_ids:
                 self.load -= 1
                 self._listener.cancelled(call)
             else:
@@ -343,6 +347,19 @@ class ChildPool:
         for child in self._children.working:
             for ticket, call in list(child.calls.items()):
                 if call.id in self._cancelled_ids:
+                    self._cancel_call(child, ticket)
+
+    def disown(self, undone: Collection[tuple[str, int]]) -> None:
+        """Stop these calls, given by id and `claim_seq`, and see to it that their outcomes are not stored."""
+
+        def changed(call: Claimed) -> Claimed:
+            return call._replace(claim_seq=UNDONE) if (call.id, call.claim_seq) in undone else call
+
+        self._waiting = deque(self._drop_cancelled([changed(call) for call in self._waiting]))
+        for child in self._children.working:
+            child.calls = {ticket: changed(call) for ticket, call in child.calls.items()}
+            for ticket, call in list(child.calls.items()):
+                if call.claim_seq == UNDONE and ticket in child.calls:
                     self._cancel_call(child, ticket)
 
     def _cancel_call(self, child: ChildHandle, ticket: int) -> None:

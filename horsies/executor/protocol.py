@@ -85,7 +85,7 @@ class Identity(msgspec.Struct, array_like=True, frozen=True, tag=1):
     """The id of the worker, and the database in which a child stores its last results if the worker dies."""
 
     postgres: PostgresConfig
-    worker_id: str = ""
+    worker_id: str
 
 
 class Exit(msgspec.Struct, array_like=True, frozen=True, tag=2):

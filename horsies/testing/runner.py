@@ -157,7 +157,7 @@ class _TestWorker:
         """Settle the last task, and claim the next one that is due; None if none is."""
         if failed := self._settler.take_failed():
             async with self._connection.transaction():
-                await settle.settle(self._connection, [], failed)
+                await settle.settle(self._connection, [], failed, self._owner.worker_id)
         task = await self._settle_and_claim()
         if task is None:
             await self._run_timers()

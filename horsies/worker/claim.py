@@ -366,8 +366,9 @@ class Capacity:
         self.pool_of = {False: 0, True: len(pools) - 1}
         self.run_time = AHEAD_SECONDS  # expected, of plain tasks
         self.run_times = RunTimes()
-        # False if the last claim found a task that must wait for an idle child: a claim without one would find it again.
-        self.claims_ahead = True
+        # True if the last claim filled its room. False also if it found a task that must wait for an idle child: the next claim
+        # ahead would find that task again.
+        self.claims_ahead = False
         # True if tasks with keys filled the idle children: more of them may wait, and they start in idle children only.
         self.serves_keys = False
         self.prefetched: deque[Claimed] = deque()
@@ -458,11 +459,11 @@ class Capacity:
         return counts
 
     def _adaptive_room(self) -> int:
-        """Return how many plain tasks to claim now: one for each idle child, and ahead as many as will be short."""
+        """Return how many plain tasks to claim now: one for each idle child, and from a backlog as many as will be short."""
         idle = self.plain.idle()
-        if not idle and not self.claims_ahead:
-            return 0
-        ahead = 0 if self.serves_keys else self.plain.room() - idle
+        if not self.claims_ahead or self.serves_keys:
+            return idle if self.plain.is_valid() else 0
+        ahead = self.plain.room() - idle
         if self._limits.max_claim_per_worker:
             waiting = max(0, self.plain.load + self._requested[0] - self.plain.shape.slots)
             ahead = min(ahead, max(0, self._limits.max_claim_per_worker - waiting))

@@ -64,7 +64,7 @@ async def _reap_batch(connection: Connection, settler: Settler, rules: Rules) ->
         if unstarted:
             await workers.unclaim(connection, unstarted)
         crashes = [settler.crash(task, DIED) for task in lost]
-        ours = (await settle(connection, [], crashes)).failed if crashes else {}
+        ours = (await settle(connection, [], crashes, None)).failed if crashes else {}
         if len(orphans) < BATCH:
             await workers.delete_usage_of_dead(connection)
     settler.event_hooks.rescued(lost, crashes, ours)

@@ -117,6 +117,8 @@ class Holdings:
         The statement of a lost session may still claim tasks, so the next release is due until all these sessions have ended.
         """
         self.is_uncertain = False  # before the await: it may be set again while the statements run
+        if self.lost_sessions:
+            await self._disown_undone(connection, worker_id)
         held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
         held += [(ended.id, ended.claim_seq) for ended in (*self._settler.completed, *self._settler.failed)]
         try:
@@ -134,9 +136,26 @@ class Holdings:
             self.is_uncertain = True
             raise
 
+    async def _disown_undone(self, connection: Connection, worker_id: UUID) -> None:
+        """Stop the tasks whose claims the database has lost: in a crash of the server, or in a failover to another one."""
+        tasks_here = [*self._capacity.running, *self._prefetched]
+        if not tasks_here:
+            return
+        with hangup_after(connection):
+            held = await tasks.held(connection, worker_id, [task.id for task in tasks_here])
+        undone = {(task.id, task.claim_seq) for task in tasks_here} - held
+        if undone:
+            logger.warning(
+                "The database has lost the claims of %s; they may run again", counted(len(undone), "task")
+            )
+            for pool in self._capacity.pools:
+                pool.disown(undone)
+            for task in [task for task in self._prefetched if (task.id, task.claim_seq) in undone]:
+                self._prefetched.remove(task)
+
     # Prefetched tasks
 
-    async def start_prefetched(self, connection: Connection) -> bool:
+    async def start_prefetched(self, connection: Connection, worker_id: UUID) -> bool:
         """Start prefetched tasks; return False if some could not be: they are not ours any more, or have expired."""
         plain = self._capacity.plain
         chosen = self._startable()
@@ -146,7 +165,7 @@ class Holdings:
         drops = self._drops
         plain.reserve(pids)
         try:
-            ours = await tasks.start(connection, chosen)
+            ours = await tasks.start(connection, chosen, worker_id)
         except TRANSIENT:
             self.drop_prefetched()  # some may count as started, and could not be started again: release all
             raise
@@ -238,7 +257,9 @@ class RoundTrips:
         try:
             if self.settler.failed:
                 await self._settle_failed(connection)
-            if self.capacity.prefetched and not await self.holdings.start_prefetched(connection):
+            if self.capacity.prefetched and not await self.holdings.start_prefetched(
+                connection, self.owner.worker_id
+            ):
                 await self.expire(connection)
         except Exception:
             self.is_claim_due = self.holdings.is_uncertain = True
@@ -376,7 +397,6 @@ class RoundTrips:
         pools = self.capacity.pools
         found = [0 for _ in pools]
         found_keys = [False for _ in pools]
-        self.capacity.claims_ahead = left == 0
         started: list[list[Claimed]] = [[] for _ in pools]
         for task in claimed:
             number = self.capacity.pool_of[task.is_async]
@@ -399,6 +419,7 @@ class RoundTrips:
                 self.has_backlog[room.pool] = has_backlog
                 if room.pool == 0:
                     self.capacity.serves_keys = found_keys[0] and has_backlog
+                    self.capacity.claims_ahead = has_backlog and left == 0
                 if not has_backlog:
                     unfilled.append(found[room.pool])
         self._claim_again(unfilled, now)

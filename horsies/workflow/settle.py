@@ -83,10 +83,16 @@ class Settled(NamedTuple):
 
 
 async def settle(
-    connection: Connection, completed: Sequence[Completed], failures: Sequence[Failure]
+    connection: Connection,
+    completed: Sequence[Completed],
+    failures: Sequence[Failure],
+    worker_id: UUID | None,
 ) -> Settled:
-    """Settle tasks, of workflows and others, and advance their workflows; in the caller's transaction."""
-    settlement = _Settlement(Statements(connection))
+    """Settle tasks that this worker holds, of workflows and others, and advance their workflows.
+
+    Run in the caller's transaction. Without a worker, settle the tasks whoever holds them.
+    """
+    settlement = _Settlement(Statements(connection), worker_id)
     returned = await settlement.complete(completed, failures)
     # A task that returned, is still ours and was not completed was asked to stop.
     failures = [*failures, *(tasks.stopped(each) for each in completed if each.id not in returned.ids)]
@@ -97,7 +103,8 @@ async def settle(
         failures = await _with_own_nodes(connection, failures)
         failures = await _without_vain_retries(connection, await _resumed(connection, failures))
         retried, timer = await _park(connection, failures)
-        retried |= await tasks.fail(connection, [each for each in failures if each.id not in retried])
+        unparked = [each for each in failures if each.id not in retried]
+        retried |= await tasks.fail(connection, unparked, worker_id)
         ended = [failure.node for failure in failures if retried.get(failure.id) is False]
         if failed := [NodeEnded(*node, FAILED) for node in ended if node is not None]:
             events, loaded = [*events, *failed], None
@@ -150,19 +157,20 @@ async def _try_settle_and_claim(
 ) -> SettledAndClaimed:
     await prepare(connection, PREPARED)
     batch = Batch(connection)
-    settlement = _Settlement(Statements(connection, batch))
+    settlement = _Settlement(Statements(connection, batch), ask.worker_id)
     try:
         batch.add(b"BEGIN")
         returned = await settlement.complete(completed)
         await settlement.advance(returned.events, returned.loaded)
         if tasks.is_plain(ask) and not tasks.uses_keys(others, ask):
-            answer = batch.add(PREPARED["settle_and_claim"][1], tasks.settle_and_claim_values(others, ask))
+            values = tasks.settle_and_claim_values(others, ask, settles_more=True)
+            answer = batch.add(PREPARED["settle_and_claim"][1], values)
             batch.add(b"COMMIT")
             timer = await settlement.finish()
             others_settled = tasks.read_settle_and_claim(answer)
         else:
             timer = await settlement.finish()
-            others_settled = await tasks.settle_and_claim(connection, others, ask)
+            others_settled = await tasks.settle_and_claim(connection, others, ask, settles_more=True)
             await connection.commit()
     except BaseException:
         if not connection.closed:
@@ -207,8 +215,9 @@ class _Returned(NamedTuple):
 class _Settlement:
     """The changes of one transaction to workflows. Statements stay queued until an answer is needed."""
 
-    def __init__(self, statements: Statements) -> None:
+    def __init__(self, statements: Statements, worker_id: UUID | None = None) -> None:
         self._statements = statements
+        self._worker_id = worker_id
         self._timers: list[Rows] = []
 
     async def complete(self, completed: Sequence[Completed], failures: Sequence[Failure] = ()) -> _Returned:
@@ -222,8 +231,10 @@ class _Settlement:
             if not completed:
                 return _Returned(set(), [], None)
             connection = self._statements.connection
-            return _Returned(await workflows.complete(connection, tasks.outcomes(completed)), [], None)
-        rows = self._statements.add("complete_and_load", {"completed": tasks.outcomes(completed)})
+            ids = await workflows.complete(connection, tasks.outcomes(completed), self._worker_id)
+            return _Returned(ids, [], None)
+        values = {"completed": tasks.outcomes(completed), "worker_id": self._worker_id}
+        rows = self._statements.add("complete_and_load", values)
         ids = {task.node[0] for task in members.values() if task.node is not None}
         flows = self._statements.add("load_workflows", {"ids": [UUID(each) for each in ids]})
         await self._statements.run()

@@ -86,8 +86,8 @@ def _call(ticket: int, task: Claimed) -> protocol.Call:
     )
 
 
-def _identity(url: str) -> protocol.Identity:
-    return protocol.Identity(PostgresConfig(database_url=url))
+def _identity(url: str, hands: Hands) -> protocol.Identity:
+    return protocol.Identity(PostgresConfig(database_url=url), str(hands.worker_id))
 
 
 def _greeted(line: Line, *orders: protocol.Order) -> None:
@@ -143,7 +143,7 @@ def test_what_the_worker_had_stored_already_is_left_as_it_is(
     handle = getattr(app, TASK_OF[kind]).send(str(gate)).unwrap()
     (task,) = hands.claim(pids=[1], is_async=kind is ChildKind.ASYNC)
     with child(settings_for(workplace), kind) as line:
-        _greeted(line, _identity(database_url), _call(1, task))
+        _greeted(line, _identity(database_url, hands), _call(1, task))
         assert isinstance(line.hear(), protocol.Outcome)
         assert hands.complete([task], '{"ok":7}') == 1
 
@@ -160,7 +160,7 @@ def test_calls_that_were_not_begun_go_back_untouched(
     first, *others = hands.run_next()
     with child(settings_for(workplace), ChildKind.SERIAL) as line:
         _greeted(
-            line, _identity(database_url), _call(1, first), *(_call(n, o) for n, o in enumerate(others, 2))
+            line, _identity(database_url, hands), _call(1, first), *(_call(n, o) for n, o in enumerate(others, 2))
         )
         eventually(Path(f"{gates[0]}.begun").exists, 20, "the first one having begun")
         line.cut()
@@ -178,7 +178,7 @@ def test_a_failure_is_stored_and_retried_by_its_policy(
     handle = app.broken.send("").unwrap()
     (task,) = hands.run_next()
     with child(settings_for(workplace), ChildKind.SERIAL) as line:
-        _greeted(line, _identity(database_url), _call(1, task))
+        _greeted(line, _identity(database_url, hands), _call(1, task))
         assert isinstance(line.hear(), protocol.Outcome)
 
         line.hang_up()
@@ -196,7 +196,7 @@ def test_a_task_that_has_changed_hands_is_not_touched(
     ended, unbegun = hands.run_next()
     other = Hands(database_url)
     with child(settings_for(workplace, max_tasks=1), ChildKind.SERIAL) as line:
-        _greeted(line, _identity(database_url), _call(1, ended), _call(2, unbegun))
+        _greeted(line, _identity(database_url, hands), _call(1, ended), _call(2, unbegun))
         assert isinstance(line.hear(), protocol.Outcome)
         hands.release()
         assert len(other.run_next()) == 2
@@ -217,7 +217,7 @@ def test_a_child_that_was_dismissed_leaves_everything_to_its_worker(
     handle = app.plain.send(str(gate)).unwrap()
     (task,) = hands.run_next()
     with child(settings_for(workplace), ChildKind.SERIAL) as line:
-        _greeted(line, _identity(database_url), _call(1, task))
+        _greeted(line, _identity(database_url, hands), _call(1, task))
         assert isinstance(line.hear(), protocol.Outcome)
 
         line.say(protocol.Exit())
@@ -235,7 +235,7 @@ def test_without_a_database_to_reach_a_child_ends_all_the_same(
     handle = app.plain.send(str(gate)).unwrap()
     (task,) = hands.run_next()
     with child(settings_for(workplace), ChildKind.SERIAL) as line:
-        _greeted(line, _identity("postgresql://nobody@127.0.0.1:1/nowhere"), _call(1, task))
+        _greeted(line, _identity("postgresql://nobody@127.0.0.1:1/nowhere", hands), _call(1, task))
         assert isinstance(line.hear(), protocol.Outcome)
 
         line.hang_up()

@@ -188,7 +188,7 @@ class Hands:
 
     def store(self, failures: Sequence[Failure]) -> dict[str, bool]:
         """End attempts as a settler says."""
-        return self._run(tasks.fail(self._connection, failures))
+        return self._run(tasks.fail(self._connection, failures, self.worker_id))
 
     def settle(self, claimed: Iterable[Claimed]) -> set[str]:
         """End tasks that returned, as a child of a dead worker does; which counted as such."""
@@ -196,12 +196,13 @@ class Hands:
 
         async def settle() -> set[str]:
             async with self._connection.transaction():
-                return (await settle_tasks(self._connection, done, [])).completed
+                return (await settle_tasks(self._connection, done, [], self.worker_id)).completed
 
         return self._run(settle())
 
     def start(self, claimed: Iterable[Claimed], pid: int = 4242) -> set[str]:
-        return self._run(tasks.start(self._connection, [task._replace(pid=pid) for task in claimed]))
+        started = [task._replace(pid=pid) for task in claimed]
+        return self._run(tasks.start(self._connection, started, self.worker_id))
 
     def release(self, keep: Iterable[Claimed] = ()) -> int:
         held = [(task.id, task.claim_seq) for task in keep]
@@ -211,10 +212,11 @@ class Hands:
         self._run(cancellation.end_unheld(self._connection, self.worker_id, []))
 
     def defer_unknown(self, claimed: Iterable[Claimed], grace_seconds: float) -> dict[str, bool]:
-        return self._run(tasks.defer_unknown(self._connection, list(claimed), grace_seconds))
+        return self._run(tasks.defer_unknown(self._connection, list(claimed), grace_seconds, self.worker_id))
 
     def give_back(self, claimed: Iterable[Claimed]) -> int:
-        return self._run(tasks.give_back(self._connection, [(task.id, task.claim_seq) for task in claimed]))
+        calls = [(task.id, task.claim_seq) for task in claimed]
+        return self._run(tasks.give_back(self._connection, calls, self.worker_id))
 
     def unclaim(self, claimed: Sequence[Claimed]) -> None:
         self._run(workers.unclaim(self._connection, claimed))

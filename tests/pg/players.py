@@ -74,7 +74,7 @@ class Player:
     def _settle(self, failures: list[Failure]) -> None:
         async def store(connection: Any) -> None:
             async with connection.transaction():
-                await settle.settle(connection, [], failures)
+                await settle.settle(connection, [], failures, None)
 
         self._run(store)
 

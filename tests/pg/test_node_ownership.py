@@ -198,7 +198,7 @@ def test_a_foreign_task_is_settled_by_the_rare_path_too(
 
     async def store(connection: Any) -> None:
         async with connection.transaction():
-            await settle.settle(connection, done, [])
+            await settle.settle(connection, done, [], None)
 
     over(database_url, store)
 

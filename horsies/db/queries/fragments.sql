@@ -1,5 +1,10 @@
 -- Pieces of SQL that statements of several files share. A statement inserts one as `{name}`.
 
+-- fragment: is_owned
+-- True for a task that this worker holds; for every task if no worker is given. The claim_seq alone would not do: a crash of the
+-- server can undo a claim that was not flushed, and the next claim of the task, by anyone, has the same claim_seq.
+(CAST(%(worker_id)s AS uuid) IS NULL OR task.claimed_by_worker_id = %(worker_id)s)
+
 -- fragment: is_given
 -- True for the tasks whose id and claim_seq are a key of the JSON object `by_call`. Tasks are found by an array of their ids:
 -- with a join, a plan made for a nearly empty table could join in the other order and read the whole table.
@@ -21,7 +26,7 @@ WITH given AS MATERIALIZED (
     UPDATE horsies_tasks AS task
        SET live = false, status = 'COMPLETED', result = (SELECT by_call FROM given) ->> (task.id || '/' || task.claim_seq),
            completed_at = now(), terminal_at = now()
-     WHERE task.live AND {is_given} AND task.status = 'RUNNING' AND task.cancel_asked_at IS NULL
+     WHERE task.live AND {is_given} AND {is_owned} AND task.status = 'RUNNING' AND task.cancel_asked_at IS NULL
     RETURNING task.id, task.awaited, task.rate_key
 
 -- fragment: matches_names

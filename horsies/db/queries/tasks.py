@@ -57,6 +57,7 @@ SETTLE_AND_CLAIM_TYPES = {
     "run_times": "text",
     "key_lanes": "text",
     "steps": "integer",
+    "only_claims": "text",
 }
 # The statements of a claim that come after others in one message: the SQL that prepares each, and that executes it.
 PREPARED = {
@@ -213,9 +214,8 @@ class ClaimRequest(NamedTuple):
     hostname: str
     process_name: str
     left_out: str = ""  # JSON: the names of tasks not to claim, by queue
-    run_times: str = (
-        ""  # JSON: the expected seconds of tasks that may be claimed ahead, by name; empty: the room decides
-    )
+    # JSON: the expected seconds of tasks that may be claimed ahead, by name; empty: the room decides.
+    run_times: str = ""
     key_lanes: Sequence[KeyLane] = ()
     steps: int = KEY_STEPS
 
@@ -350,15 +350,29 @@ async def finished(connection: Connection, ids: Sequence[UUID]) -> set[UUID]:
 
 
 async def settle_and_claim(
-    connection: Connection, completed: Sequence[Completed], request: ClaimRequest
+    connection: Connection,
+    completed: Sequence[Completed],
+    request: ClaimRequest,
+    *,
+    settles_more: bool = False,
 ) -> SettledAndClaimed:
-    """Settle completed tasks and claim others in one round trip."""
-    values = settle_and_claim_values(completed, request)
+    """Settle completed tasks and claim others in one round trip.
+
+    `settles_more` is True if the caller's transaction settles other tasks as well.
+    """
+    values = settle_and_claim_values(completed, request, settles_more=settles_more)
     if request.caps or uses_keys(completed, request):
         return await _lock_and_claim(connection, values, completed, request)
-    statement = SQL["settle_and_claim" if is_plain(request) else "settle_and_claim_within"]
-    cursor = await connection.execute(statement, values, prepare=True)
+    cursor = await connection.execute(SQL[_variant(request)], values, prepare=True)
     return read_settle_and_claim(await cursor.fetchall())
+
+
+def _variant(request: ClaimRequest) -> str:
+    """Return the name of the shortest statement that can carry out a request without concurrency limits and keys."""
+    if not is_plain(request):
+        return "settle_and_claim_within"
+    is_for_idle = all(pool.room <= min(pool.idle, len(pool.pids)) for pool in request.pools)
+    return "settle_and_claim_for_idle" if is_for_idle else "settle_and_claim"
 
 
 def is_plain(request: ClaimRequest) -> bool:
@@ -373,8 +387,12 @@ def uses_keys(completed: Sequence[Completed], request: ClaimRequest) -> bool:
     return bool(request.key_lanes) or any(is_keyed(task.rate_key) for task in completed)
 
 
-def settle_and_claim_values(completed: Sequence[Completed], request: ClaimRequest) -> dict[str, Any]:
+def settle_and_claim_values(
+    completed: Sequence[Completed], request: ClaimRequest, *, settles_more: bool = False
+) -> dict[str, Any]:
+    """Return the parameters of the statements; `settles_more` is True if their transaction settles other tasks as well."""
     return request._asdict() | {
+        "only_claims": "f" if completed or settles_more else "t",
         "completed": outcomes(completed),
         "lanes": as_json(request.lanes),
         "pools": as_json(request.pools),
@@ -434,19 +452,25 @@ async def refresh(connection: Connection) -> bool:
     return row is not None and bool(row[0])
 
 
-async def start(connection: Connection, prefetched: Iterable[Claimed]) -> set[str]:
+async def start(connection: Connection, prefetched: Iterable[Claimed], worker_id: UUID) -> set[str]:
     """Start prefetched tasks, each in the child with its pid; return the ids of those that may run."""
     starts = as_json({f"{task.id}/{task.claim_seq}": task.pid for task in prefetched})
-    cursor = await connection.execute(SQL["start"], {"starts": starts})
+    cursor = await connection.execute(SQL["start"], {"starts": starts, "worker_id": worker_id})
     return {row[0] for row in await cursor.fetchall()}
 
 
-async def fail(connection: Connection, failures: Sequence[Failure]) -> dict[str, bool]:
-    """Settle failed attempts; return the tasks that were still ours, and whether each is retried."""
+async def fail(
+    connection: Connection, failures: Sequence[Failure], worker_id: UUID | None
+) -> dict[str, bool]:
+    """Settle failed attempts; return the tasks that this worker still held, with True for those that are retried.
+
+    Without a worker, settle the attempts whoever holds the tasks.
+    """
     ours: dict[str, bool] = {}
     for first in range(0, len(failures), FAILURES_PER_STATEMENT):
         some = failures[first : first + FAILURES_PER_STATEMENT]
-        cursor = await connection.execute(SQL["fail"], {"failures": as_json(some), "cancelled": CANCELLED})
+        values = {"failures": as_json(some), "cancelled": CANCELLED, "worker_id": worker_id}
+        cursor = await connection.execute(SQL["fail"], values)
         ours |= {row[0]: row[1] for row in await cursor.fetchall()}
     return ours
 
@@ -463,23 +487,36 @@ async def release(
     return (await connection.execute(SQL["release"], values)).rowcount
 
 
+async def held(connection: Connection, worker_id: UUID, ids: Sequence[str]) -> set[tuple[str, int]]:
+    """Return those of these tasks that the database counts as this worker's, by id and `claim_seq`."""
+    cursor = await connection.execute(SQL["held"], {"worker_id": worker_id, "ids": ids})
+    return {(row[0], row[1]) for row in await cursor.fetchall()}
+
+
 async def owned(connection: Connection, worker_id: UUID) -> list[tuple[Any, ...]]:
     """Return the id, `claim_seq`, workflow and index of each task that a worker has claimed."""
     return await (await connection.execute(SQL["owned"], {"worker_id": worker_id})).fetchall()
 
 
-async def give_back(connection: Connection, calls: Iterable[tuple[str, int]], status: str = "RUNNING") -> int:
-    """Release tasks of this status that never began, given by id and `claim_seq`; return how many."""
+async def give_back(
+    connection: Connection,
+    calls: Iterable[tuple[str, int]],
+    worker_id: UUID | None,
+    status: str = "RUNNING",
+) -> int:
+    """Release tasks of this status that never began, given by id and `claim_seq`; return how many.
+
+    Without a worker, release them whoever holds them.
+    """
     unbegun = list(calls)
     if not unbegun:
         return 0
-    return (
-        await connection.execute(SQL["give_back"], {"calls": as_calls(unbegun), "status": status})
-    ).rowcount
+    values = {"calls": as_calls(unbegun), "status": status, "worker_id": worker_id}
+    return (await connection.execute(SQL["give_back"], values)).rowcount
 
 
 async def defer_unknown(
-    connection: Connection, unknown: Sequence[Claimed], grace_seconds: float
+    connection: Connection, unknown: Sequence[Claimed], grace_seconds: float, worker_id: UUID
 ) -> dict[str, bool]:
     """Release tasks that are not registered here, unless they have waited for so long.
 
@@ -489,6 +526,7 @@ async def defer_unknown(
         "calls": as_calls((task.id, task.claim_seq) for task in unknown),
         "names": list({task.task_name for task in unknown}),
         "grace_seconds": grace_seconds,
+        "worker_id": worker_id,
     }
     return dict(await (await connection.execute(SQL["defer_unknown"], values)).fetchall())
 

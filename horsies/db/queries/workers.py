@@ -190,7 +190,7 @@ async def orphans(connection: Connection, rules: Rules) -> list[Orphan]:
 
 async def unclaim(connection: Connection, tasks: Sequence[Claimed]) -> None:
     """Release claims of dead workers that were never started, and wake the workers of their queues."""
-    await give_back(connection, ((task.id, task.claim_seq) for task in tasks), status="CLAIMED")
+    await give_back(connection, ((task.id, task.claim_seq) for task in tasks), None, status="CLAIMED")
 
 
 async def delete_usage_of_dead(connection: Connection) -> None:

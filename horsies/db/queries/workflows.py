@@ -323,9 +323,10 @@ async def owners(connection: Connection, tasks: Iterable[tuple[str, Ref | None]]
     return set(await (await cursor.execute(SQL["owners"], {"tasks": _members_json(tasks)})).fetchall())
 
 
-async def complete(connection: Connection, completed: str) -> set[str]:
+async def complete(connection: Connection, completed: str, worker_id: UUID | None) -> set[str]:
     """Complete tasks that belong to no workflow; return the ids of those that the worker still held."""
-    cursor = await connection.execute(SQL["complete"], {"completed": completed})
+    values = {"completed": completed, "worker_id": worker_id}
+    cursor = await connection.execute(SQL["complete"], values)
     return {row[0] for row in await cursor.fetchall()}
 
 
