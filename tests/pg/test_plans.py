@@ -65,6 +65,7 @@ VALUES: Mapping[str, Any] = {
     "process_name": "hands",
     "left_out": json.dumps({"default": ["new"]}),
     "run_times": json.dumps({"add": 0.001}),
+    "only_claims": "t",
     "names": ["new"],
     "result": "1",
     "cancelled": "1",
@@ -118,6 +119,7 @@ def busy_url(quiet_url: str) -> Iterator[str]:
     ("noun", "verb", "indexes"),
     [
         ("tasks", "settle_and_claim", {KEY, CLAIM}),
+        ("tasks", "settle_and_claim_for_idle", {KEY, CLAIM}),
         ("tasks", "settle_and_claim_within", {KEY, CLAIM}),
         ("tasks", "lock_keys", {KEY, CLAIM}),
         ("tasks", "settle_and_claim_keyed", {KEY, CLAIM}),
@@ -126,6 +128,7 @@ def busy_url(quiet_url: str) -> Iterator[str]:
         ("tasks", "start", {KEY}),
         ("tasks", "fail", {KEY}),
         ("tasks", "give_back", {KEY}),
+        ("tasks", "held", {KEY}),
         ("tasks", "defer_unknown", {KEY}),
         ("cancellation", "cancel", {KEY}),
         ("tasks", "expire", {KEY, EXPIRY}),
@@ -165,6 +168,7 @@ BY_KEY = [
 ]
 CLAIMS = [
     ("tasks", "settle_and_claim"),
+    ("tasks", "settle_and_claim_for_idle"),
     ("tasks", "settle_and_claim_within"),
     ("tasks", "lock_keys"),
     ("tasks", "settle_and_claim_keyed"),
@@ -237,7 +241,8 @@ def test_history_is_looked_up_by_key(busy_url: str, noun: str, verb: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "verb", ["settle_and_claim", "settle_and_claim_within", "start", "fail", "give_back"]
+    "verb",
+    ["settle_and_claim", "settle_and_claim_for_idle", "settle_and_claim_within", "start", "fail", "give_back"],
 )
 def test_what_a_busy_worker_says_never_reads_history(busy_url: str, verb: str) -> None:
     tables = {table for table, _ in _scans(busy_url, "tasks", verb)}

@@ -305,9 +305,10 @@ class _Pool:
 def capacity(
     pool: _Pool, prefetch: int | None = None, most: int = 0, cap: int | None = None, runs: int = 200
 ) -> Capacity:
-    """Return the room of a worker that has run so many tasks of 1 ms."""
+    """Return the room of a worker that has run so many tasks of 1 ms, and whose last claim filled its room."""
     limits = Limits(prefetch, most, max_claim_batch=2, cluster_wide_cap=cap, poll_seconds=5, hold_seconds=10)
     found = Capacity([cast("ChildPool", pool)], limits)
+    found.claims_ahead = True
     for _ in range(runs):
         found.ran(held("default"), 0.001)
     return found
@@ -333,13 +334,13 @@ def test_room_that_is_only_ahead_is_no_room_for_a_task_that_must_not_wait() -> N
     assert not room.has_room()
 
 
-def test_nothing_is_claimed_ahead_again_until_a_child_is_idle_after_a_task_had_to_wait() -> None:
+def test_without_a_backlog_tasks_are_claimed_for_idle_children_only() -> None:
     pool = _Pool(2, load=2)
     room = capacity(pool)
     room.claims_ahead = False
     assert room.claimable() == [0]
     pool.load = 1
-    assert room.claimable()[0] > 1
+    assert room.claimable() == [1]
 
 
 @pytest.mark.parametrize(("most", "load", "expected"), [(1, 0, 3), (5, 0, 7), (5, 4, 3), (5, 9, 0)])

@@ -25,6 +25,7 @@ SQL = statements("workflows")
 # The statements of the pipelined path, prepared by name: how to prepare each, and how to execute it.
 PARAMETER_TYPES = {
     "ids": "uuid[]",
+    "worker_id": "uuid",
     **dict.fromkeys(("completed", "ended", "nodes", "flows", "verdicts"), "text"),
 }
 PREPARED = {
