@@ -123,8 +123,8 @@ class Ledger:
 
     # What workers do
 
-    def complete(self, tickets: Iterable[Claimed]) -> int:
-        ours = [row for row in self._current(tickets, "RUNNING") if not row.is_asked]
+    def complete(self, owner: UUID, tickets: Iterable[Claimed]) -> int:
+        ours = [row for row in self._current(tickets, "RUNNING", owner) if not row.is_asked]
         for row in ours:
             row.end("COMPLETED")
         return len(ours)
@@ -137,19 +137,24 @@ class Ledger:
             for row in named
         ]
 
-    def stop(self, tickets: Iterable[Claimed]) -> dict[str, bool]:
+    def stop(self, owner: UUID, tickets: Iterable[Claimed]) -> dict[str, bool]:
         """What was asked to stop runs no more."""
-        asked = [row for row in self._current(tickets, "RUNNING") if row.is_asked]
+        asked = [row for row in self._current(tickets, "RUNNING", owner) if row.is_asked]
         return {str(row.id): row.fail(None, crashed=False) for row in asked}
 
-    def snooze(self, tickets: Iterable[Claimed]) -> dict[str, bool]:
-        return {str(row.id): row.snooze() for row in self._current(tickets, "RUNNING")}
+    def snooze(self, owner: UUID, tickets: Iterable[Claimed]) -> dict[str, bool]:
+        return {str(row.id): row.snooze() for row in self._current(tickets, "RUNNING", owner)}
 
-    def fail(self, tickets: Iterable[Claimed], delay_seconds: float | None, crashed: bool) -> dict[str, bool]:
-        return {str(row.id): row.fail(delay_seconds, crashed) for row in self._current(tickets, "RUNNING")}
+    def fail(
+        self, owner: UUID, tickets: Iterable[Claimed], delay_seconds: float | None, crashed: bool
+    ) -> dict[str, bool]:
+        return {
+            str(row.id): row.fail(delay_seconds, crashed) for row in self._current(tickets, "RUNNING", owner)
+        }
 
-    def start(self, tickets: Iterable[Claimed], pid: int) -> set[str]:
-        in_time = [row for row in self._current(tickets, "CLAIMED") if row.expiry is not Expiry.PAST]
+    def start(self, owner: UUID, tickets: Iterable[Claimed], pid: int) -> set[str]:
+        claimed = self._current(tickets, "CLAIMED", owner)
+        in_time = [row for row in claimed if row.expiry is not Expiry.PAST]
         for row in in_time:
             row.status, row.pid = "RUNNING", pid
         return {str(row.id) for row in in_time}
@@ -166,8 +171,8 @@ class Ledger:
             row.free()
         return len(given)
 
-    def give_back(self, tickets: Iterable[Claimed]) -> int:
-        given = [row for row in self._current(tickets, "RUNNING") if not row.is_asked]
+    def give_back(self, owner: UUID, tickets: Iterable[Claimed]) -> int:
+        given = [row for row in self._current(tickets, "RUNNING", owner) if not row.is_asked]
         for row in given:
             row.free()
         return len(given)
@@ -179,11 +184,21 @@ class Ledger:
             row.end("EXPIRED")
         return len(late)
 
-    def _current(self, tickets: Iterable[Claimed], status: str) -> list[Row]:
-        """The rows that these tickets are good for."""
+    def undo_claim(self, task_id: str) -> None:
+        """A crash of the server has lost the last claim."""
+        row = self.rows[task_id]
+        row.status, row.owner, row.pid = "PENDING", None, None
+        row.claim_seq -= 1
+
+    def _current(self, tickets: Iterable[Claimed], status: str, owner: UUID | None = None) -> list[Row]:
+        """The rows that these tickets are good for, in the hands of this worker if one is given."""
         named = dict.fromkeys((ticket.id, ticket.claim_seq) for ticket in tickets)
         rows = ((self.rows[task_id], number) for task_id, number in named)
-        return [row for row, number in rows if row.claim_seq == number and row.status == status]
+        return [
+            row
+            for row, number in rows
+            if row.claim_seq == number and row.status == status and owner in (None, row.owner)
+        ]
 
     # Claims
 

@@ -48,6 +48,10 @@ from tests.pg.hands import START
 EXAMPLES = int(os.environ.get("HORSIES_MODEL_EXAMPLES", "40"))
 FOR_EVER = 1e9
 PID = 4242
+UNDO_CLAIM = """UPDATE horsies_tasks_live
+   SET status = 'PENDING', claim_seq = claim_seq - 1, claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
+       worker_pid = NULL
+ WHERE id = %s"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ class TaskMachine(RuleBasedStateMachine):
         answer, claimed = self._crew[by].end_and_claim(tickets, request)
 
         taken = self._ledger.claim(request, locked or ())
-        assert answer == self._ledger.complete(tickets)
+        assert answer == self._ledger.complete(self._crew[by].worker_id, tickets)
         assert [(task.id, task.claim_seq, task.pid) for task in claimed] == [
             (str(row.id), row.claim_seq, row.pid) for row in taken
         ]
@@ -213,14 +217,16 @@ class TaskMachine(RuleBasedStateMachine):
         self._need("CLAIMED", by)
         tickets = self._chosen(picks, "CLAIMED")
 
-        assert self._crew[by].start(tickets, pid) == self._ledger.start(tickets, pid)
+        assert self._crew[by].start(tickets, pid) == self._ledger.start(
+            self._crew[by].worker_id, tickets, pid
+        )
 
     @rule(by=someone, picks=picks)
     def complete(self, by: int, picks: list[Pick]) -> None:
         self._need("RUNNING", by)
         tickets = self._chosen(picks)
 
-        assert self._crew[by].complete(tickets) == self._ledger.complete(tickets)
+        assert self._crew[by].complete(tickets) == self._ledger.complete(self._crew[by].worker_id, tickets)
 
     @rule(by=someone, picks=picks, delay=st.sampled_from([None, 0, 0, 1800, 7200]), crashed=st.booleans())
     def fail(self, by: int, picks: list[Pick], delay: float | None, crashed: bool) -> None:
@@ -229,7 +235,7 @@ class TaskMachine(RuleBasedStateMachine):
 
         answer = self._crew[by].fail(tickets, delay_seconds=delay, crashed=crashed)
 
-        assert answer == self._ledger.fail(tickets, delay, crashed)
+        assert answer == self._ledger.fail(self._crew[by].worker_id, tickets, delay, crashed)
         for task_id in (task_id for task_id, again in answer.items() if again):
             self._ledger.rows[task_id].enqueued_at = self._inspector.retried_at(task_id)
 
@@ -251,7 +257,9 @@ class TaskMachine(RuleBasedStateMachine):
         self._need("RUNNING", by)
         tickets = self._chosen(picks)
 
-        assert self._crew[by].store([stopped(each) for each in tickets]) == self._ledger.stop(tickets)
+        assert self._crew[by].store([stopped(each) for each in tickets]) == self._ledger.stop(
+            self._crew[by].worker_id, tickets
+        )
 
     @rule(by=someone, picks=picks)
     def snooze(self, by: int, picks: list[Pick]) -> None:
@@ -260,7 +268,7 @@ class TaskMachine(RuleBasedStateMachine):
 
         answer = self._crew[by].snooze(tickets)
 
-        assert answer == self._ledger.snooze(tickets)
+        assert answer == self._ledger.snooze(self._crew[by].worker_id, tickets)
         for task_id in (task_id for task_id, again in answer.items() if again):
             self._ledger.rows[task_id].enqueued_at = self._inspector.retried_at(task_id)
 
@@ -277,7 +285,7 @@ class TaskMachine(RuleBasedStateMachine):
         self._need("RUNNING", by)
         tickets = self._chosen(picks)
 
-        assert self._crew[by].give_back(tickets) == self._ledger.give_back(tickets)
+        assert self._crew[by].give_back(tickets) == self._ledger.give_back(self._crew[by].worker_id, tickets)
 
     @rule(by=someone, picks=picks)
     def unclaim(self, by: int, picks: list[Pick]) -> None:
@@ -287,6 +295,20 @@ class TaskMachine(RuleBasedStateMachine):
         self._crew[by].unclaim(tickets)
 
         self._ledger.unclaim(tickets)
+
+    @rule(by=someone, place=some_row)
+    def crash_of_the_server(self, by: int, place: int) -> None:
+        """A claim that was not flushed is undone. The next claim of the task has the same number."""
+        self._need("RUNNING", by)
+        held = [
+            task_id
+            for task_id, row in self._ledger.rows.items()
+            if row.status == "RUNNING" and not row.is_asked
+        ]
+        if held:
+            task_id = held[place % len(held)]
+            self._place.other.execute(UNDO_CLAIM, (task_id,))
+            self._ledger.undo_claim(task_id)
 
     # Life and death of workers
 

@@ -242,7 +242,14 @@ def test_history_is_looked_up_by_key(busy_url: str, noun: str, verb: str) -> Non
 
 @pytest.mark.parametrize(
     "verb",
-    ["settle_and_claim", "settle_and_claim_for_idle", "settle_and_claim_within", "start", "fail", "give_back"],
+    [
+        "settle_and_claim",
+        "settle_and_claim_for_idle",
+        "settle_and_claim_within",
+        "start",
+        "fail",
+        "give_back",
+    ],
 )
 def test_what_a_busy_worker_says_never_reads_history(busy_url: str, verb: str) -> None:
     tables = {table for table, _ in _scans(busy_url, "tasks", verb)}

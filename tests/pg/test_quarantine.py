@@ -219,9 +219,7 @@ def test_calls_that_were_not_begun_go_back_although_one_of_them_cannot(
 
     async def give_back(connection: Connection) -> int:
         _, claimed, *_ = await tasks.settle_and_claim(connection, [], ask())
-        return await quarantine.give_back(
-            connection, [(task.id, task.claim_seq) for task in claimed], WORKER
-        )
+        return await quarantine.give_back(connection, [(task.id, task.claim_seq) for task in claimed], WORKER)
 
     assert run(give_back) == 2
     rows = db.execute("SELECT id, status FROM horsies_tasks").fetchall()
