@@ -30,6 +30,10 @@ class Inspector:
         assert found["enqueued_at"] == found["next_retry_at"]
         return found["enqueued_at"]
 
+    def forget(self, task_id: str) -> None:
+        """What was seen of a task last has been undone."""
+        self._seen.pop(task_id, None)
+
     def inspect(self, ledger: Ledger) -> None:
         found = {row["task"]["id"]: row for row in self._db.execute(ROWS)}
         assert found.keys() == ledger.rows.keys()

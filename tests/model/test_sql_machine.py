@@ -309,6 +309,7 @@ class TaskMachine(RuleBasedStateMachine):
             task_id = held[place % len(held)]
             self._place.other.execute(UNDO_CLAIM, (task_id,))
             self._ledger.undo_claim(task_id)
+            self._inspector.forget(task_id)
 
     # Life and death of workers
 
