@@ -219,7 +219,7 @@ class SerialServer:
         self._poll.register(channel.sock, select.POLLIN)
         self._poll.register(tokens.descriptor, select.POLLIN)
         self._uses_pipe = self._has_orders = False
-        self._port = StepPort(self._ask, self._read_until, lambda: channel.postgres)
+        self._port = StepPort(self._ask, self._read_until, lambda: channel.identity)
 
     def serve(self) -> list[protocol.Call]:
         """Run calls until the pipe is closed; return those that are still this child's and have not started."""
@@ -327,7 +327,7 @@ def run_of(call: protocol.Call, channel: ParentChannel) -> Run:
         with _exit_on_error():
             return channel.ask(question)
 
-    return Run(call, send, channel.cancelled, StepPort(ask, None, lambda: channel.postgres))
+    return Run(call, send, channel.cancelled, StepPort(ask, None, lambda: channel.identity))
 
 
 def serve_in_threads(channel: ParentChannel, app: TaskRegistry, threads: int) -> None:

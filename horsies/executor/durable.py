@@ -23,11 +23,10 @@ from typing import Any, NamedTuple, NoReturn, cast, get_type_hints
 import msgspec
 
 from horsies.codec.values import NotEncodable, codec_for, decode_stored_result, locate, type_name
-from horsies.config import PostgresConfig
 from horsies.db.queries.tasks import as_json
 from horsies.errors import SignalTimeout, TaskFailed, TaskFailure, is_storable_text
 from horsies.event_loop import is_on_loop
-from horsies.executor.protocol import Call, LoadSteps, Question, StepReply, StoredStep, StoreStep
+from horsies.executor.protocol import Call, Identity, LoadSteps, Question, StepReply, StoredStep, StoreStep
 from horsies.executor.transactions import transact, transact_async
 from horsies.result import TaskError, TaskResult
 from horsies.retry import RetryPolicy, class_names, retry_delay
@@ -44,12 +43,12 @@ AT_ONCE = '{"name":null,"kind":"","seconds":null,"calls":null}'
 class StepPort(NamedTuple):
     """The way in which a run reaches the database: it asks the worker.
 
-    `read` reads the pipe until a reply is there; None if somebody else reads it. `postgres` is the database of the app.
+    `read` reads the pipe until a reply is there; None if somebody else reads it. `identity` names the worker and its database.
     """
 
     ask: Callable[[Question], Future[StepReply]]
     read: Callable[[Future[StepReply]], None] | None
-    postgres: Callable[[], PostgresConfig | None]
+    identity: Callable[[], Identity | None]
 
 
 # The bodies of steps in which this code runs.
@@ -109,14 +108,15 @@ class Steps:
         stored = await self._begin(name)
         if stored is not None and stored.result is not None:
             return self._value(name, stored.result, value_type)
-        postgres = self._port.postgres()
-        if postgres is None:
+        identity = self._port.identity()
+        if identity is None:
             raise TaskFailure(
                 OperationalErrorCode.STEP_NOT_STORED, f"step {name!r}: the worker has not named its database"
             )
         values = {
             "task_id": self._call.task_id,
             "claim_seq": str(self._call.claim_seq),
+            "worker_id": identity.worker_id,
             "name": name,
             "attempt": str(self._attempt),
         }
@@ -130,9 +130,9 @@ class Steps:
         with self._body():
             if is_on_loop():
                 is_async = inspect.iscoroutinefunction(fn)
-                done = await transact_async(postgres, session, values, work, encode, is_async)
+                done = await transact_async(identity.postgres, session, values, work, encode, is_async)
             else:
-                done = transact(postgres, session, values, work, encode)
+                done = transact(identity.postgres, session, values, work, encode)
         if done.is_lost:
             self._end(None)
         return self._value(name, done.stored, value_type) if done.stored is not None else done.value

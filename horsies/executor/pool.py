@@ -152,6 +152,7 @@ class ChildPool:
     def set_identity(self, postgres: PostgresConfig, worker_id: UUID) -> None:
         """Tell the children the id of their worker, and the database for their last results should the worker die."""
         self._postgres = postgres
+        self._steps.set_worker_id(worker_id)
         self._children.set_identity(protocol.Identity(postgres, str(worker_id)))
 
     def set_worker_id(self, worker_id: UUID) -> None:

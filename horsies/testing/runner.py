@@ -29,7 +29,7 @@ from horsies.db.queries.testing import Waiting
 from horsies.event_loop import background_loop, run_async, run_sync
 from horsies.executor.durable import StepPort
 from horsies.executor.pool import call_of
-from horsies.executor.protocol import Outcome, Question, StepReply
+from horsies.executor.protocol import Identity, Outcome, Question, StepReply
 from horsies.executor.runner import Run, execute, execute_async
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.result import TaskError, TaskResult
@@ -126,12 +126,12 @@ class _TestWorker:
         retry_now: bool,
     ) -> None:
         self._app = app
-        self._postgres = postgres
         self._connection = connection
         self._retry_now = retry_now
         self._settler = Settler(app)
         lease_seconds = app.config.effective_claim_lease_ms / 1000
         self._owner = Owner(uuid4(), socket.gethostname(), "test", lease_seconds)
+        self._identity = Identity(postgres, str(self._owner.worker_id))
         self._claimer = Claimer(app.config.all_queues, {False: 0, True: 0}, 0)
         # No worker has registered these rate limits, so they do not apply; but their lanes must be claimed from.
         self._claimer.limit_rates([name for name, task in app.tasks.items() if task.definition.rate_key])
@@ -198,13 +198,13 @@ class _TestWorker:
         """Return a run whose steps are stored, and whose progress and log lines are not."""
 
         async def answer_one(question: Question) -> StepReply:
-            (reply,) = await answer(self._connection, [(question, task)])
+            (reply,) = await answer(self._connection, [(question, task)], self._owner.worker_id)
             return reply
 
         def ask(question: Question) -> Future[StepReply]:
             return background_loop().submit(answer_one(question))
 
-        port = StepPort(ask, None, lambda: self._postgres)
+        port = StepPort(ask, None, lambda: self._identity)
         return Run(call_of(0, task, task.timeout_ms, time.monotonic()), lambda _said: True, (), port)
 
     def ended(self, task: Claimed, outcome: Outcome) -> list[Ran]:

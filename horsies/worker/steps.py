@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 from horsies.config import PostgresConfig
 from horsies.db.connection import TRANSIENT, Connection, connect_worker, hangup_after
@@ -49,6 +50,11 @@ class StepWriter:
         self._has_asked = asyncio.Event()
         self._expected = 0  # as many questions as came in the last two batches come again soon
         self._is_stopping = False
+        self._worker_id = UUID(int=0)
+
+    def set_worker_id(self, worker_id: UUID) -> None:
+        """Set the worker that must hold the tasks whose steps are stored."""
+        self._worker_id = worker_id
 
     def add(self, question: Question, task: Claimed | None, answer: Callable[[StepReply], None]) -> None:
         """Add a question; one of a call that has ended gets its answer at once."""
@@ -89,7 +95,8 @@ class StepWriter:
             self._has_asked.set()
         try:
             with hangup_after(connection):
-                replies = await answer(connection, [(each.question, each.task) for each in batch])
+                asked = [(each.question, each.task) for each in batch]
+                replies = await answer(connection, asked, self._worker_id)
         except BaseException:
             self._asked[:0] = batch
             self._has_asked.set()
@@ -111,20 +118,24 @@ def _take(asked: list[Asked]) -> tuple[list[Asked], list[Asked]]:
     return asked[:count], asked[count:]
 
 
-async def answer(connection: Connection, asked: Sequence[tuple[Question, Claimed]]) -> list[StepReply]:
+async def answer(
+    connection: Connection, asked: Sequence[tuple[Question, Claimed]], worker_id: UUID
+) -> list[StepReply]:
     """Answer questions. A step that cannot be stored because of its content gets an error, and the others are stored."""
     with RowFault():
-        return await _answer_all(connection, asked)
+        return await _answer_all(connection, asked, worker_id)
     replies: list[StepReply] = []
     for question, task in asked:
         with RowFault() as fault:
-            replies += await _answer_all(connection, [(question, task)])
+            replies += await _answer_all(connection, [(question, task)], worker_id)
         if fault:
             replies.append(StepReply(question.ticket, question.number, error=fault.reason))
     return replies
 
 
-async def _answer_all(connection: Connection, asked: Sequence[tuple[Question, Claimed]]) -> list[StepReply]:
+async def _answer_all(
+    connection: Connection, asked: Sequence[tuple[Question, Claimed]], worker_id: UUID
+) -> list[StepReply]:
     ended = [
         EndedStep(
             task.id,
@@ -139,9 +150,9 @@ async def _answer_all(connection: Connection, asked: Sequence[tuple[Question, Cl
         if isinstance(question, StoreStep)
     ]
     loading = [(task.id, task.claim_seq) for question, task in asked if isinstance(question, LoadSteps)]
-    ours = await steps.store(connection, ended) if ended else set[tuple[str, int]]()
+    ours = await steps.store(connection, ended, worker_id) if ended else set[tuple[str, int]]()
     loaded: dict[tuple[str, int], list[StoredStep]] = {}
-    for row in await steps.load(connection, loading) if loading else ():
+    for row in await steps.load(connection, loading, worker_id) if loading else ():
         found = loaded.setdefault((row.task_id, row.claim_seq), [])
         if row.name is not None:
             found.append(StoredStep(row.name, row.kind, row.result, row.calls))

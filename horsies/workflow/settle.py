@@ -102,7 +102,7 @@ async def settle(
     if failures:
         failures = await _with_own_nodes(connection, failures)
         failures = await _without_vain_retries(connection, await _resumed(connection, failures))
-        retried, timer = await _park(connection, failures)
+        retried, timer = await _park(connection, failures, worker_id)
         unparked = [each for each in failures if each.id not in retried]
         retried |= await tasks.fail(connection, unparked, worker_id)
         ended = [failure.node for failure in failures if retried.get(failure.id) is False]
@@ -130,10 +130,12 @@ async def _resumed(connection: Connection, failures: Sequence[Failure]) -> list[
     ]
 
 
-async def _park(connection: Connection, failures: Sequence[Failure]) -> tuple[dict[str, bool], float | None]:
+async def _park(
+    connection: Connection, failures: Sequence[Failure], worker_id: UUID | None
+) -> tuple[dict[str, bool], float | None]:
     """Park tasks; return those that were parked, and the seconds until the first of them goes on by itself."""
     parks = [each for each in failures if each.park is not None and each.delay_seconds is not None]
-    parked = await steps.park(connection, parks) if parks else {}
+    parked = await steps.park(connection, parks, worker_id) if parks else {}
     due = [seconds for seconds in parked.values() if seconds is not None]
     return dict.fromkeys(parked, True), min(due, default=None)
 

@@ -160,7 +160,10 @@ def test_calls_that_were_not_begun_go_back_untouched(
     first, *others = hands.run_next()
     with child(settings_for(workplace), ChildKind.SERIAL) as line:
         _greeted(
-            line, _identity(database_url, hands), _call(1, first), *(_call(n, o) for n, o in enumerate(others, 2))
+            line,
+            _identity(database_url, hands),
+            _call(1, first),
+            *(_call(n, o) for n, o in enumerate(others, 2)),
         )
         eventually(Path(f"{gates[0]}.begun").exists, 20, "the first one having begun")
         line.cut()

@@ -103,20 +103,23 @@ class Called(NamedTuple):
     is_parked: bool
 
 
-async def store(connection: Connection, steps: Sequence[EndedStep]) -> set[tuple[str, int]]:
+async def store(connection: Connection, steps: Sequence[EndedStep], worker_id: UUID) -> set[tuple[str, int]]:
     """Store steps in one commit; return the tasks, with their `claim_seq`s, that are still their worker's."""
-    cursor = await connection.execute(SQL["store"], {"ended_steps": as_json(steps)})
+    cursor = await connection.execute(SQL["store"], {"ended_steps": as_json(steps), "worker_id": worker_id})
     return {(row[0], row[1]) for row in await cursor.fetchall()}
 
 
-async def load(connection: Connection, tasks: Sequence[tuple[str, int]]) -> list[LoadedStep]:
+async def load(connection: Connection, tasks: Sequence[tuple[str, int]], worker_id: UUID) -> list[LoadedStep]:
     """Return the steps of these tasks, given by id and `claim_seq`; a task that has lost its claim has no rows."""
     given = [{"task_id": task_id, "claim_seq": claim_seq} for task_id, claim_seq in tasks]
     cursor = connection.cursor(row_factory=class_row(LoadedStep))
-    return await (await cursor.execute(SQL["load"], {"tasks": as_json(given)})).fetchall()
+    values = {"tasks": as_json(given), "worker_id": worker_id}
+    return await (await cursor.execute(SQL["load"], values)).fetchall()
 
 
-async def park(connection: Connection, parks: Sequence[Failure]) -> dict[str, float | None]:
+async def park(
+    connection: Connection, parks: Sequence[Failure], worker_id: UUID | None
+) -> dict[str, float | None]:
     """Park tasks; return those that were parked, with the seconds until they go on by themselves.
 
     The caller's transaction keeps the locks. A task that is missing from the answer was cancelled, or is no longer ours.
@@ -131,7 +134,7 @@ async def park(connection: Connection, parks: Sequence[Failure]) -> dict[str, fl
         }
         for each in parks
     ]
-    cursor = await connection.execute(SQL["park"], {"parks": as_json(rows)})
+    cursor = await connection.execute(SQL["park"], {"parks": as_json(rows), "worker_id": worker_id})
     return {row[0]: row[1] for row in await cursor.fetchall()}
 
 

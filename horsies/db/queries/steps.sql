@@ -1,7 +1,7 @@
 -- fragment: held
 -- The tasks of `given` that are still their worker's. The lock holds until the commit: nobody takes a task over meanwhile.
 SELECT task.id, task.claim_seq FROM horsies_tasks_live AS task
- WHERE task.id = ANY (ARRAY (SELECT DISTINCT task_id FROM given)) AND task.status = 'RUNNING'
+ WHERE task.id = ANY (ARRAY (SELECT DISTINCT task_id FROM given)) AND task.status = 'RUNNING' AND {is_owned}
  ORDER BY task.id FOR SHARE OF task
 
 -- name: store
@@ -34,7 +34,7 @@ WITH given AS MATERIALIZED (
     SELECT * FROM json_to_recordset(CAST(%(tasks)s AS json)) AS given (task_id uuid, claim_seq integer)
 ), task AS MATERIALIZED (
     SELECT task.id, task.claim_seq FROM horsies_tasks_live AS task
-     WHERE task.id = ANY (ARRAY (SELECT task_id FROM given)) AND task.status = 'RUNNING'
+     WHERE task.id = ANY (ARRAY (SELECT task_id FROM given)) AND task.status = 'RUNNING' AND {is_owned}
 )
 SELECT task.id::text AS task_id, task.claim_seq, step.name, coalesce(step.kind, '') AS kind,
        step.ended_at IS NOT NULL AS has_ended, step.result,
@@ -65,7 +65,8 @@ WITH given AS MATERIALIZED (
      ORDER BY id
 ), task AS MATERIALIZED (
     SELECT task.id, task.claim_seq FROM horsies_tasks_live AS task
-     WHERE task.id = ANY (ARRAY (SELECT id FROM given)) AND task.status = 'RUNNING' AND task.cancel_asked_at IS NULL
+     WHERE task.id = ANY (ARRAY (SELECT id FROM given)) AND task.status = 'RUNNING' AND {is_owned}
+       AND task.cancel_asked_at IS NULL
 ), held AS MATERIALIZED (
     SELECT given.*, step.name IS NULL AS is_new, signal.value AS signal,
            CASE WHEN step.name IS NULL THEN now() + make_interval(secs => given.seconds) ELSE step.due_at END AS until
@@ -213,7 +214,7 @@ SELECT name FROM gone;
 SELECT set_config('idle_in_transaction_session_timeout', '2min', true)
   FROM horsies_tasks_live
  WHERE id = CAST(CAST(%(task_id)s AS text) AS uuid) AND claim_seq = CAST(CAST(%(claim_seq)s AS text) AS integer)
-   AND status = 'RUNNING' FOR SHARE;
+   AND claimed_by_worker_id = CAST(CAST(%(worker_id)s AS text) AS uuid) AND status = 'RUNNING' FOR SHARE;
 
 -- name: store_in_transaction
 -- Store a step in the caller's transaction, whose effects commit with it.
