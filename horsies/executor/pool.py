@@ -32,6 +32,8 @@ logger = logging.getLogger("horsies.pool")
 TIMEOUT_SLACK_SECONDS = 0.02
 # An async child cancels a call at its limit itself. If the call has not stopped by then, the child is killed.
 ASYNC_CANCEL_SECONDS = 0.12
+# A child that has nothing to do takes over the calls behind one that has run for so long in another child.
+SHARED_AFTER_SECONDS = 0.002
 # The claim_seq of a call whose claim the database has lost. No row has it, so whatever becomes of the call is not stored.
 UNDONE = -1
 
@@ -105,6 +107,7 @@ class ChildPool:
         self._waiting: deque[Claimed] = deque()  # calls without a child
         self._reserved: Counter[int] = Counter()  # room for calls that are being claimed, by pid
         self._next_ticket = 0
+        self._share_timer: asyncio.TimerHandle | None = None
         self._valid_until = float("inf")
         self._postgres: PostgresConfig | None = None
         self.load = 0  # calls that were submitted and have not ended
@@ -318,6 +321,31 @@ class ChildPool:
                 self._release(calls)
         self._recall_later(child)
 
+    def _share(self) -> None:
+        """Let idle children take over the calls that wait behind a long one in another child."""
+        if self._waiting or not self.is_valid():
+            return
+        children = self._children.active.values()
+        idle = [child for child in children if not self._held(child)]
+        behind = [child for child in children if len(child.calls) > 1]
+        if not idle or not behind:
+            return
+        busiest = max(behind, key=lambda child: len(child.calls))
+        due = busiest.first_started_at + SHARED_AFTER_SECONDS
+        if self._loop.time() < due:
+            if self._share_timer is None:
+                self._share_timer = self._loop.call_at(due, self._share_later)
+            return
+        calls = self._drop_cancelled([busiest.pop(ticket) for ticket in busiest.take_back()])
+        share = -(-len(calls) // len(idle)) or 1
+        for number, child in enumerate(idle):
+            if some := calls[number * share : (number + 1) * share]:
+                self._send(child, some)
+
+    def _share_later(self) -> None:
+        self._share_timer = None
+        self._share()
+
     # Time limits, cancelling and killing
 
     def _limit_ms(self, call: Claimed) -> int | None:
@@ -434,6 +462,8 @@ class ChildPool:
         child.blocked_by = None
         if child.is_serial and child.calls:
             self._call_started(child, next(iter(child.calls)))
+        elif child.is_serial:
+            self._share()
         self._children.dismiss_if_done(child)
         return call
 

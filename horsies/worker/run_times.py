@@ -1,18 +1,23 @@
 """Expected run times of tasks, by name. They decide which tasks may be claimed ahead.
 
-A worker claims ahead only what a child is expected to start soon. The mean would not do: a name of which one run in a hundred
-takes five seconds has a short mean, and everything queued behind that one run would wait. So each name is judged by its slow
-tail: a longer run counts thirty times as much as a shorter one. A single slow run is forgotten after a few hundred short ones.
+A worker claims ahead only what a child is expected to start soon. The mean would not do, because a few very long runs hide in
+it or dominate it. So each name is judged by its slow tail: its expected run time is one that 95 of 100 runs stay below. Each
+longer run raises it by a factor, and each shorter run lowers it by a twentieth of that factor. So a name that was long is
+forgotten slowly, after some two hundred short runs, and one that becomes long is known after a handful.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp
 
 # A child is sent as many calls ahead as it is expected to run in this time.
 AHEAD_SECONDS = 0.016
-# The weights of a run that took longer than expected, and of one that took less time.
-SLOWER_WEIGHT, FASTER_WEIGHT = 0.3, 0.01
+# A run that took longer than expected raises the expectation by this factor, but not above itself; one that took less time
+# lowers it. They are in balance if one run in twenty is longer.
+SLOWER_FACTOR, FASTER_FACTOR = exp(0.57), exp(-0.03)
+# No expectation is shorter than this.
+SHORTEST_SECONDS = 1e-5
 # A name is known after this many runs.
 RUNS_TO_KNOW = 5
 # The weight of a run in the run time that is typical of all tasks.
@@ -30,11 +35,13 @@ class _RunTime:
 
     def ran(self, seconds: float) -> None:
         """Adjust the expectation. The first runs can only raise it."""
-        weight = SLOWER_WEIGHT if seconds > self.seconds else FASTER_WEIGHT
         if self.runs < RUNS_TO_KNOW:
             self.runs += 1
-            weight = 1.0 if seconds > self.seconds else 0.0
-        self.seconds += weight * (seconds - self.seconds)
+            self.seconds = max(self.seconds, seconds)
+        elif seconds > self.seconds:
+            self.seconds = min(self.seconds * SLOWER_FACTOR, seconds)
+        else:
+            self.seconds = max(self.seconds * FASTER_FACTOR, SHORTEST_SECONDS)
 
     @property
     def is_short(self) -> bool:
@@ -46,9 +53,8 @@ class RunTimes:
 
     def __init__(self) -> None:
         self._by_name: dict[str, _RunTime] = {}  # the name that ran last is the last
-        self.short: dict[
-            str, float
-        ] = {}  # the names that may be claimed ahead, with their expected run times in seconds
+        # The names that may be claimed ahead, with their expected run times in seconds.
+        self.short: dict[str, float] = {}
         # The expected run time of the next task, whatever its name. A long or unknown one counts as `AHEAD_SECONDS`.
         self.typical = AHEAD_SECONDS
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from tests.e2e.observing import Db, row, until_status
 from tests.e2e.office import Office, staffed
 from tests.support.waiting import eventually
@@ -14,7 +16,7 @@ app = Horsies(AppConfig.for_database_url(URL))
 def maybe_wait(path: str | None = None) -> TaskResult[int, TaskError]:
     while path and not Path(path).exists():
         time.sleep(0.005)
-    return TaskResult(ok=1)
+    return TaskResult(ok=os.getpid())
 
 @app.task("wait_for")
 def wait_for(path: str) -> TaskResult[int, TaskError]:
@@ -47,6 +49,28 @@ def test_tasks_claimed_ahead_of_a_child_that_is_held_up_run_in_another_child(wor
     assert handles[0].get(30_000).is_ok()
 
 
+def test_an_idle_child_takes_over_all_calls_behind_a_long_one_without_another_claim(
+    workplace: Workplace, db: Db
+) -> None:
+    office = _known_as_short(workplace, "--processes=2")
+    rounds = count()
+
+    def moved() -> int:
+        """Return how many tasks of one batch ran in another child than they were claimed for, by their only claim."""
+        gate = office.gate(f"held-up-{next(rounds)}")
+        handles = office.tasks.maybe_wait.send_many([{"path": str(gate)}, *[{}] * AHEAD]).unwrap()
+        ran_in = [handle.get(30_000).unwrap() for handle in handles[1:]]
+        gate.touch()
+        assert handles[0].get(30_000).is_ok()
+        rows = [row(db, handle) for handle in handles[1:]]
+        return sum(
+            each["claim_seq"] == 1 and each["worker_pid"] != pid
+            for each, pid in zip(rows, ran_in, strict=True)
+        )
+
+    eventually(lambda: moved() >= 2, what="an idle child that takes over the calls behind a long one")
+
+
 def test_tasks_claimed_ahead_of_a_child_that_is_held_up_run_in_another_worker(
     workplace: Workplace, db: Db
 ) -> None:
@@ -74,8 +98,8 @@ def test_tasks_of_an_unknown_run_time_are_claimed_one_for_each_process(workplace
     for handle in handles[:2]:
         until_status(db, handle, "RUNNING")
 
-    count = "SELECT status, count(*) AS tasks FROM horsies_tasks_live GROUP BY 1 ORDER BY 1"
-    found = [(each["status"], each["tasks"]) for each in db.execute(count)]
+    tally = "SELECT status, count(*) AS tasks FROM horsies_tasks_live GROUP BY 1 ORDER BY 1"
+    found = [(each["status"], each["tasks"]) for each in db.execute(tally)]
     assert found == [("PENDING", 4), ("RUNNING", 2)]
     gate.touch()
     for handle in handles:

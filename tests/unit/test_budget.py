@@ -325,7 +325,7 @@ def test_a_worker_of_short_tasks_claims_for_each_child_what_it_runs_in_16_ms() -
     assert room.depth() in (15, 16)
     assert room.claimable() == [4 * room.depth() - 1]
     assert room.is_ahead
-    assert json.loads(room.run_times_json()) == {"add": pytest.approx(0.001)}
+    assert json.loads(room.run_times_json()) == {"add": pytest.approx(0.001, rel=0.05)}
 
 
 def test_room_that_is_only_ahead_is_no_room_for_a_task_that_must_not_wait() -> None:
