@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Awaitable
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import msgspec
 import psycopg
@@ -36,6 +37,7 @@ from horsies.workflow.settle import settle
 
 EXAMPLES = int(os.environ.get("HORSIES_MODEL_EXAMPLES", "25"))
 T = TypeVar("T")
+WORKER = uuid4()
 BODIES, SLEEPS, WAITS, CALLS = ("a", "b"), ("nap",), ("yes", "no"), ("one", "two")
 KINDS = {**dict.fromkeys(SLEEPS, "sleep"), **dict.fromkeys(WAITS, "wait"), **dict.fromkeys(CALLS, "calls")}
 CHILDREN = 2
@@ -87,9 +89,9 @@ class StepMachine(RuleBasedStateMachine):
     def claim(self) -> None:
         taken = self._db.execute(
             "UPDATE horsies_tasks_live SET status = 'RUNNING', claim_seq = claim_seq + 1, started_at = now(),"
-            " claimed_at = now(), claimed_by_worker_id = gen_random_uuid()"
+            " claimed_at = now(), claimed_by_worker_id = %s"
             " WHERE id = %s AND status = 'PENDING' AND parked_at IS NULL AND enqueued_at <= clock_timestamp()",
-            (self._id,),
+            (WORKER, self._id),
         ).rowcount
         assert taken == (not self._runs and self._parked is None)
         if taken:
@@ -115,7 +117,7 @@ class StepMachine(RuleBasedStateMachine):
     def store(self, which: int, name: str, result: int) -> None:
         number, is_current = self._hold(which)
         ended = EndedStep(self._id, number, name, "step", 1, 0.1, f'{{"ok":{result}}}')
-        held = self._ask(steps.store(self._worker, [ended]))
+        held = self._ask(steps.store(self._worker, [ended], WORKER))
         assert ((self._id, number) in held) == is_current
         if is_current:
             self._stored.setdefault(name, ended.result)
@@ -123,7 +125,13 @@ class StepMachine(RuleBasedStateMachine):
     @rule(which=attempt, name=st.sampled_from(BODIES), result=value)
     def transact(self, which: int, name: str, result: int) -> None:
         number, is_current = self._hold(which)
-        values = {"task_id": self._id, "claim_seq": str(number), "name": name, "attempt": "1"}
+        values = {
+            "task_id": self._id,
+            "claim_seq": str(number),
+            "worker_id": str(WORKER),
+            "name": name,
+            "attempt": "1",
+        }
         try:
             with self._db.transaction():
                 fenced = self._db.execute(steps.SQL["fence"], values).fetchall()
@@ -142,7 +150,7 @@ class StepMachine(RuleBasedStateMachine):
     @rule(which=attempt)
     def load(self, which: int) -> None:
         number, is_current = self._hold(which)
-        rows = self._ask(steps.load(self._worker, [(self._id, number)]))
+        rows = self._ask(steps.load(self._worker, [(self._id, number)], WORKER))
         assert bool(rows) == is_current
         if is_current:
             assert {row.name: row.result for row in rows if row.has_ended and row.name} == self._stored
@@ -181,7 +189,7 @@ class StepMachine(RuleBasedStateMachine):
 
         async def write() -> bool:
             async with self._worker.transaction():
-                return self._id in (await settle(self._worker, [], [park])).failed
+                return self._id in (await settle(self._worker, [], [park], WORKER)).failed
 
         assert self._ask(write()) == is_current
         if not is_current:

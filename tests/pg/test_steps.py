@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import psycopg
@@ -23,9 +23,10 @@ from horsies.workflow.settle import settle
 
 Db = psycopg.Connection[dict[str, Any]]
 T = TypeVar("T")
+WORKER = uuid4()
 RUNNING = """
     INSERT INTO horsies_tasks_live (task_name, status, claim_seq, claimed_by_worker_id, claimed_at, started_at)
-    SELECT 'saga', 'RUNNING', 1, gen_random_uuid(), now(), now() FROM generate_series(1, %s) RETURNING id::text AS id
+    SELECT 'saga', 'RUNNING', 1, %s, now(), now() FROM generate_series(1, %s) RETURNING id::text AS id
 """
 
 
@@ -47,7 +48,7 @@ Ask = Callable[[Callable[[Connection], Awaitable[Any]]], Any]
 
 
 def running(db: Db, count: int = 1) -> list[str]:
-    return [row["id"] for row in db.execute(RUNNING, [count]).fetchall()]
+    return [row["id"] for row in db.execute(RUNNING, [WORKER, count]).fetchall()]
 
 
 def ended(task_id: str, name: str = "first", value: str = "1", claim_seq: int = 1) -> EndedStep:
@@ -78,7 +79,7 @@ def stored(db: Db) -> dict[str, str]:
 def park(ask: Ask, *parks: Failure) -> dict[str, bool]:
     async def work(connection: Connection) -> dict[str, bool]:
         async with connection.transaction():
-            return (await settle(connection, [], parks)).failed
+            return (await settle(connection, [], parks, WORKER)).failed
 
     return ask(work)
 
@@ -87,16 +88,16 @@ def test_a_stale_attempt_stores_nothing(db: Db, ask: Ask) -> None:
     (task_id,) = running(db)
     stale, gone = ended(task_id, claim_seq=0), ended(str(UUID(int=1)))
 
-    assert ask(lambda connection: steps.store(connection, [stale, gone])) == {(task_id, 1)}
+    assert ask(lambda connection: steps.store(connection, [stale, gone], WORKER)) == {(task_id, 1)}
     assert stored(db) == {}
-    assert ask(lambda connection: steps.load(connection, [(task_id, 0)])) == []
+    assert ask(lambda connection: steps.load(connection, [(task_id, 0)], WORKER)) == []
 
 
 def test_a_stored_step_never_changes(db: Db, ask: Ask) -> None:
     (task_id,) = running(db)
 
     for value in ("1", "2"):
-        assert ask(lambda c, v=value: steps.store(c, [ended(task_id, value=v)])) == {(task_id, 1)}
+        assert ask(lambda c, v=value: steps.store(c, [ended(task_id, value=v)], WORKER)) == {(task_id, 1)}
 
     assert stored(db) == {"first": '{"ok":1}'}
 
@@ -124,7 +125,7 @@ def test_one_bad_step_does_not_keep_the_others_from_being_stored(db: Db, ask: As
         )
         return StoreStep(1, 1, name, "step", 0.1, f'{{"ok":{value}}}'), task
 
-    replies = ask(lambda connection: answer(connection, [asked(good, "good"), asked(bad, "x" * 300)]))
+    replies = ask(lambda connection: answer(connection, [asked(good, "good"), asked(bad, "x" * 300)], WORKER))
 
     assert [reply.error is None for reply in replies] == [True, False]
     assert "horsies_steps_name" in replies[1].error
@@ -143,7 +144,7 @@ def test_a_signal_is_seen_by_a_task_that_parks_at_the_same_moment(
             async def work() -> dict[str, bool]:
                 async with connection.transaction():
                     return (
-                        await settle(connection, [], [parking(task_id, name="answer", kind="wait")])
+                        await settle(connection, [], [parking(task_id, name="answer", kind="wait")], WORKER)
                     ).failed
 
             parking_task = asyncio.create_task(work())
