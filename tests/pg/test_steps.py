@@ -105,7 +105,7 @@ def test_a_stored_step_never_changes(db: Db, ask: Ask) -> None:
 def test_a_task_is_not_taken_over_while_its_step_is_being_stored(db: Db, database_url: str, ask: Ask) -> None:
     (task_id,) = running(db)
     with psycopg.connect(database_url) as other:
-        values = {"ended_steps": msgspec.json.encode([ended(task_id)]).decode()}
+        values = {"ended_steps": msgspec.json.encode([ended(task_id)]).decode(), "worker_id": WORKER}
         other.execute(steps.SQL["store"], values)
         taken = db.execute("SELECT id FROM horsies_tasks_live FOR UPDATE SKIP LOCKED").fetchall()
         assert taken == []
