@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -18,11 +19,14 @@ from horsies.web import create_dashboard
 
 PATHS = (
     "/", "/?range=24h", "/tasks", "/tasks?status=FAILED", "/tasks?status=PENDING", "/tasks?name=none", "/tasks?q=987654",
-    "/tasks/{id}", "/queues", "/workers", "/workflows", "/schedules", "/health", "/metrics",
+    "/?range=24h&by=task", "/tasks?sort=-run", "/tasks/{id}", "/queues", "/queues/queue-1?range=24h", "/names/task-1?range=24h",
+    "/failures", "/workers", "/workflows", "/schedules", "/health", "/metrics",
 )  # fmt: skip
-PAINT_MS, QUERIES_PER_SECOND = 300, 20
+PAINT_MS, TRANSACTIONS_PER_SECOND, WEIGHT_KB = 300, 20, 200
 VIEWERS, ROUNDS = 50, 5
 _CHUNK = 50_000
+# The files that a page and its scripts name.
+_FILES = re.compile(r'(?:href|src)="(/static/[^"]+)"|from "\./([^"]+)"')
 # Spread over a day, ids in the order of sending, one in a hundred failed.
 _KEEP = """
 INSERT INTO horsies_tasks (id, task_name, queue_name, live, status, kwargs, result, error_code, claim_seq, sent_at,
@@ -63,8 +67,15 @@ def dashboard(bench: Bench, kept: int, seconds: float) -> Iterator[Figure]:
     before, began = bench.counters().transactions, time.monotonic()
     asyncio.run(_watch(bench.url, str(task_id), seconds))
     asked = (bench.counters().transactions - before) / (time.monotonic() - began)
-    name = f"queries of {VIEWERS} open dashboards"
-    yield at_most(name, asked, "queries/s", asked / QUERIES_PER_SECOND, "20/s", 1.0)
+    name = f"transactions of {VIEWERS} open dashboards"
+    yield at_most(name, asked, "/s", asked / TRANSACTIONS_PER_SECOND, "20/s", 1.0)
+    heaviest = max(
+        (asyncio.run(_weigh(bench.url, path.replace("{id}", str(task_id)))), path)
+        for path in PATHS
+        if path != "/metrics"
+    )
+    name = f"weight of the heaviest page, {heaviest[1]}, with its files"
+    yield at_most(name, heaviest[0] / 1000, "kB", heaviest[0] / 1000 / WEIGHT_KB, "200 kB", 1.0)
 
 
 async def _count(url: str) -> None:
@@ -86,6 +97,29 @@ async def _paint(url: str, path: str) -> list[float]:
             assert answer.status_code == 200, (path, answer.status_code)
         await app.close()
     return took
+
+
+async def _weigh(url: str, path: str) -> int:
+    """Return the bytes of a page with all the files that it loads, as a browser without a cache receives them."""
+    app = create_dashboard(url)
+    found: dict[str, int] = {}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        wanted = [path]
+        while wanted:
+            address = wanted.pop()
+            answer = await client.get(address)
+            assert answer.status_code == 200, (address, answer.status_code)
+            found[address.partition("?v=")[0]] = len(answer.content)
+            files = (
+                _FILES.findall(answer.text)
+                if address.endswith(".js") or address == path or "?v=" in address
+                else []
+            )
+            for name in (first or f"/static/{second}" for first, second in files):
+                if name.partition("?v=")[0] not in found:
+                    wanted.append(name)
+    await app.close()
+    return sum(found.values())
 
 
 async def _watch(url: str, task_id: str, seconds: float) -> None:

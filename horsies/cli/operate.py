@@ -119,7 +119,7 @@ def retry(
         raise click.UsageError("give TASK_ID..., or --all, with --queue, --name or --code if needed")
     if from_step is not None and everything:
         raise click.UsageError("--from-step forgets steps of the tasks that you name: give TASK_ID...")
-    which = Selection(task_ids or None, **filters)
+    which = Selection(task_ids or None)._replace(**filters)
     found = database.ask(lambda connection: operations.count(connection, "failed", which))
     if dry_run:
         click.echo(f"{counted(found, 'failed task')} would be retried")
@@ -278,7 +278,7 @@ def purge(
                     advance(batch)
         finally:
             if done:
-                chosen = Selection(None, status, **filters)
+                chosen = Selection(status=status)._replace(**filters)
                 also = "" if chosen.is_empty else f" and {chosen}"
                 subject = f"ended before {which.before.isoformat()}{also}"
                 await operations.note(connection, actor(), "purge", subject, done)

@@ -321,7 +321,7 @@ def parse_filter(words: str) -> TaskFilter:
     """Parse a typed filter such as `queue:mail state:failed code:TIMEOUT`. A bare word is the name of a task.
 
     >>> parse_filter("send_mail queue:mail")
-    TaskFilter(status=None, queue='mail', name='send_mail', code=None, q=None)
+    TaskFilter(status=None, queue='mail', name='send_mail', code=None, q=None, key=None, kind=None)
     """
     fields = {"queue": "queue", "state": "status", "code": "code", "task": "name"}
     found: dict[str, str] = {}

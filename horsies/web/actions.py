@@ -5,13 +5,16 @@ Each action is recorded with the name of the viewer. An action that comes too la
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from horsies import cancellation
 from horsies.codec.values import ArgumentError, codec_for, decode_json, locate
@@ -23,35 +26,71 @@ from horsies.keys import key_text
 from horsies.redaction import NothingToRestore
 from horsies.result import Err
 from horsies.schedule.api import ScheduleErrorCode, ScheduleResult
-from horsies.status import TASK_TERMINAL_STATES, TaskStatus
+from horsies.status import TASK_TERMINAL_STATES
 from horsies.web.requests import (
     HttpError,
+    http_error_of,
     json_response,
     not_found,
     parse_id,
     read_json,
 )
+from horsies.web.selection import Bulk, Restored, selection
 from horsies.web.state import DashboardState, Work
 from horsies.workflow import control
 
-MAX_IDS = 1_000
+PROGRESS_TYPE = "application/x-ndjson"
 
 
-class BulkFilter(msgspec.Struct, forbid_unknown_fields=True):
-    """The filter of a bulk action: a task must match every field that is given."""
+class Plan(NamedTuple):
+    """A bulk action: the number of tasks it would find, and its batches, which yield the number of tasks they changed."""
 
-    status: TaskStatus | None = None
-    queue: str | None = None
-    name: str | None = None
-    code: str | None = None
+    find: Work[int]
+    batches: Callable[[Connection], AsyncGenerator[int]]
 
 
-class Bulk(msgspec.Struct, forbid_unknown_fields=True):
-    """Some tasks, by their ids or by a filter; `dry_run` only counts them."""
+class ProgressStream(StreamingResponse):
+    """Carries out an action and streams its progress as lines of JSON.
 
-    ids: list[UUID] | None = None
-    filter: BulkFilter | None = None
-    dry_run: bool = False
+    If the client goes away, the action ends after the batch under way, and is recorded as far as it went.
+    """
+
+    def __init__(self, state: DashboardState, planned: Plan) -> None:
+        super().__init__(self._lines(), media_type=PROGRESS_TYPE, headers={"x-accel-buffering": "no"})
+        self._state = state
+        self._planned = planned
+        self._reports: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._stopped = False
+
+    async def _lines(self) -> AsyncGenerator[bytes]:
+        self._state.spawn(self._run())
+        try:
+            while (report := await self._reports.get()) is not None:
+                yield msgspec.json.encode(report) + b"\n"
+        finally:
+            self._stopped = True
+
+    async def _run(self) -> None:
+        try:
+            await self._state.act(self._work)
+        except Exception as error:  # noqa: BLE001  `http_error_of` logs unexpected errors
+            refusal = http_error_of(error)
+            self._reports.put_nowait({"error": {"message": refusal.message, "help": refusal.remedy}})
+        finally:
+            self._reports.put_nowait(None)
+
+    async def _work(self, connection: Connection) -> None:
+        since, done = await operations.clock(connection), 0
+        found = await self._planned.find(connection)
+        self._reports.put_nowait({"done": 0, "found": found})
+        async with aclosing(self._planned.batches(connection)) as batches:
+            async for batch in batches:
+                done += batch
+                self._reports.put_nowait({"done": done, "found": found})
+                if self._stopped:
+                    break
+        until = await operations.clock(connection)
+        self._reports.put_nowait({"done": done, "found": found, "from": since, "until": until})
 
 
 class OfQueue(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,13 +136,29 @@ class Actions:
     # Tasks
 
     async def retry_tasks(self, request: Request) -> Response:
-        return json_response(await self._retry(_actor(request), await read_json(request, Bulk)))
+        return await self._bulk(request, self._retry)
 
     async def cancel_tasks(self, request: Request) -> Response:
-        return json_response(await self._cancel(_actor(request), await read_json(request, Bulk)))
+        return await self._bulk(request, self._cancel)
 
     async def delete_tasks(self, request: Request) -> Response:
-        return json_response(await self._delete(_actor(request), await read_json(request, Bulk)))
+        return await self._bulk(request, self._delete)
+
+    async def restore_tasks(self, request: Request) -> Response:
+        """Undo a cancel: send the tasks again that it cancelled before they started."""
+        body, actor = await read_json(request, Restored), _actor(request)
+        named = self._selection(Bulk(body.ids, body.filter))
+        # The tasks are CANCELLED now, whatever state the filter of the cancel named.
+        which = named._replace(
+            status="CANCELLED", code=None, ended_since=body.cancelled_from, ended_until=body.cancelled_until
+        )
+
+        async def work(connection: Connection) -> int:
+            done = sum([batch async for batch in operations.restore(connection, which)])
+            await operations.note(connection, actor, "undo cancel", str(named), done)
+            return done
+
+        return json_response({"done": await self._state.act(work)})
 
     async def retry_task(self, request: Request) -> Response:
         problem = "The task is not FAILED any more, or belongs to a workflow."
@@ -116,67 +171,78 @@ class Actions:
         problem = "The task has not ended, or belongs to a workflow."
         return await self._one_task(request, self._delete, problem)
 
-    async def _one_task(
-        self, request: Request, action: Callable[[str, Bulk], Awaitable[dict[str, int]]], problem: str
-    ) -> Response:
+    async def _one_task(self, request: Request, plan: Callable[[str, Bulk], Plan], problem: str) -> Response:
         """Apply a bulk action to the task in the path; answer 409 with `problem` if it changed nothing."""
         task_id = parse_id(request)
-        outcome = await action(_actor(request), Bulk(ids=[task_id]))
+        outcome = await self._carry_out(plan(_actor(request), Bulk(ids=[task_id])))
         if outcome["done"]:
             return json_response(outcome)
         if await self._state.query(lambda connection: inspect.task(connection, task_id, shown=0)) is None:
             raise not_found(f"task {task_id}")
         raise HttpError(409, problem, "Reload the page to see its current state.")
 
-    async def _retry(self, actor: str, bulk: Bulk) -> dict[str, int]:
+    async def _bulk(self, request: Request, plan: Callable[[str, Bulk], Plan]) -> Response:
+        """Carry out an action on many tasks, and report its progress if the client asks for it."""
+        bulk = await read_json(request, Bulk)
+        planned = plan(_actor(request), bulk)
+        if bulk.dry_run:
+            return json_response({"done": 0, "found": await self._state.act(planned.find)})
+        if request.headers.get("accept") == PROGRESS_TYPE:
+            return ProgressStream(self._state, planned)
+        return json_response(await self._carry_out(planned))
+
+    async def _carry_out(self, planned: Plan) -> dict[str, Any]:
+        async def work(connection: Connection) -> dict[str, Any]:
+            since = await operations.clock(connection)
+            found = await planned.find(connection)
+            done = sum([batch async for batch in planned.batches(connection)])
+            return {"done": done, "found": found, "from": since, "until": await operations.clock(connection)}
+
+        return await self._state.act(work)
+
+    def _selection(self, bulk: Bulk) -> Selection:
+        return selection(bulk.filter, bulk.ids, in_arguments=not self._state.redactor)
+
+    def _retry(self, actor: str, bulk: Bulk) -> Plan:
         """Enqueue failed tasks again."""
-        which = _selection(bulk)
+        which = self._selection(bulk)
         if which.status not in (None, "FAILED"):
             raise HttpError(400, f"Tasks that are {which.status} cannot be retried: only FAILED tasks can.")
 
-        async def retry(connection: Connection) -> int:
-            done = await _in_batches(lambda: operations.requeue(connection, which))
-            await operations.note(connection, actor, "requeue", str(which), done)
-            return done
+        def retry(connection: Connection) -> AsyncGenerator[int]:
+            batch = functools.partial(operations.requeue, connection, which)
+            return _in_batches(connection, batch, actor, "requeue", which)
 
-        return await self._change(bulk, lambda each: operations.count(each, "failed", which), retry)
+        return Plan(functools.partial(operations.count, what="failed", which=which), retry)
 
-    async def _cancel(self, actor: str, bulk: Bulk) -> dict[str, int]:
+    def _cancel(self, actor: str, bulk: Bulk) -> Plan:
         """Cancel tasks that wait, and ask running ones to stop."""
-        which = _selection(bulk)
+        which, ids = self._selection(bulk), bulk.ids
         if which.status in TASK_TERMINAL_STATES:
             raise HttpError(400, f"Tasks that are {which.status} cannot be cancelled: they have ended.")
 
-        async def cancel(connection: Connection) -> int:
-            if bulk.ids is not None:
-                outcomes = await cancellation.cancel(connection, bulk.ids, actor=actor)
-                return sum(each.cancelled for each in outcomes)
-            batches = cancellation.cancel_all(connection, which, actor=actor)
-            return sum([count async for count in batches])
+        async def cancel(connection: Connection) -> AsyncGenerator[int]:
+            if ids is not None:
+                outcomes = await cancellation.cancel(connection, ids, actor=actor)
+                yield sum(each.cancelled for each in outcomes)
+                return
+            async with aclosing(cancellation.cancel_all(connection, which, actor=actor)) as batches:
+                async for count in batches:
+                    yield count
 
-        return await self._change(bulk, lambda each: operations.count(each, "live", which), cancel)
+        return Plan(functools.partial(operations.count, what="live", which=which), cancel)
 
-    async def _delete(self, actor: str, bulk: Bulk) -> dict[str, int]:
+    def _delete(self, actor: str, bulk: Bulk) -> Plan:
         """Delete the records of finished tasks; a workflow's tasks are deleted only with their workflow."""
-        which = _selection(bulk)
+        which = self._selection(bulk)
         if which.status is not None and which.status not in TASK_TERMINAL_STATES:
             raise HttpError(400, f"Tasks that are {which.status} cannot be deleted: they have not ended.")
 
-        async def delete(connection: Connection) -> int:
-            done = await _in_batches(lambda: operations.delete_finished(connection, which, operations.BATCH))
-            await operations.note(connection, actor, "delete", str(which), done)
-            return done
+        def delete(connection: Connection) -> AsyncGenerator[int]:
+            batch = functools.partial(operations.delete_finished, connection, which, operations.BATCH)
+            return _in_batches(connection, batch, actor, "delete", which)
 
-        return await self._change(bulk, lambda each: operations.count(each, "finished", which), delete)
-
-    async def _change(self, bulk: Bulk, count: Work[int], change: Work[int]) -> dict[str, int]:
-        """Count the tasks that match, and change them unless it is a dry run. Return both numbers."""
-
-        async def work(connection: Connection) -> dict[str, int]:
-            found = await count(connection)
-            return {"done": 0 if bulk.dry_run else await change(connection), "found": found}
-
-        return await self._state.act(work)
+        return Plan(functools.partial(operations.count, what="finished", which=which), delete)
 
     async def resend_task(self, request: Request) -> Response:
         """Send a new task like an existing one, with edited arguments; answer with its id."""
@@ -407,26 +473,14 @@ def _actor(request: Request) -> str:
     return f"web:{request.scope['horsies.viewer']}"
 
 
-async def _in_batches(batch: Callable[[], Awaitable[int]]) -> int:
-    """Repeat a batch until it changes nothing more; return the total."""
-    total = 0
-    while count := await batch():
-        total += count
-    return total
-
-
-def _selection(bulk: Bulk) -> Selection:
-    """Return the tasks that a bulk action names; refuse one that names none, or all."""
-    if (bulk.ids is None) == (bulk.filter is None):
-        raise HttpError(400, "Name the tasks: give either ids or a filter.")
-    if bulk.ids is not None and len(bulk.ids) > MAX_IDS:
-        problem = f"The request names {len(bulk.ids):,} ids, more than {MAX_IDS:,}."
-        raise HttpError(400, problem, "Use a filter instead.")
-    which = Selection(bulk.ids, **msgspec.to_builtins(bulk.filter or BulkFilter()))
-    if which.is_empty:
-        raise HttpError(
-            400,
-            "The filter is empty, so it would match every task.",
-            "Give at least one of status, queue, name and code, or the ids of the tasks.",
-        )
-    return which
+async def _in_batches(
+    connection: Connection, batch: Callable[[], Awaitable[int]], actor: str, action: str, which: Selection
+) -> AsyncGenerator[int]:
+    """Repeat a batch until it changes nothing more, and yield the number of each. The action is recorded once."""
+    done = 0
+    try:
+        while count := await batch():
+            done += count
+            yield count
+    finally:
+        await operations.note(connection, actor, action, str(which), done)

@@ -12,9 +12,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from horsies.db.queries.inspect import SORTS
+from horsies.db.queries.statistics import Scope
 from horsies.status import TaskStatus, WorkflowStatus
-from horsies.web.actions import Bulk, GivenSignal, NewArguments, NewTask, OfKey, OfQueue, OfSchedule
+from horsies.web.actions import GivenSignal, NewArguments, NewTask, OfKey, OfQueue, OfSchedule
 from horsies.web.charts import RANGES
+from horsies.web.history import History
 from horsies.web.queries import DashboardQueries
 from horsies.web.requests import (
     DEFAULT_LIMIT,
@@ -23,10 +26,13 @@ from horsies.web.requests import (
     fields_of,
     json_response,
     not_found,
+    parse_by,
     parse_id,
     parse_limit,
+    parse_range,
     parse_schedule_page,
 )
+from horsies.web.selection import Bulk, Restored
 
 
 class Call(NamedTuple):
@@ -41,16 +47,26 @@ class Call(NamedTuple):
 
 
 _TEXT: dict[str, Any] = {"type": "string"}
+_TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
 PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "range": ("Time range, up to now", {"type": "string", "enum": list(RANGES), "default": "5m"}),
+    "by": ("Break the counts down by this", {"type": "string", "enum": ["queue", "task"]}),
     "status": ("Only tasks in this state", {"type": "string", "enum": [*TaskStatus]}),
     "workflow_status": ("Only workflows in this state", {"type": "string", "enum": [*WorkflowStatus]}),
     "queue": ("Only tasks of this queue", _TEXT),
     "name": ("Only this name", _TEXT),
     "code": ("Only tasks with this error code", _TEXT),
-    "key": ("Only this key", _TEXT),
     "q": ("Search in names, arguments and error codes", _TEXT),
+    "key": ("Only tasks with this key", _TEXT),
+    "kind": ("Only failures with this kind of message: the digest of a group of failures", _TEXT),
     "since": ("Only tasks of the last 15m, 12h or 7d, for example", _TEXT),
+    "from": ("Only tasks that ended at this time or later", _TIME),
+    "until": ("Only tasks that ended before this time", _TIME),
+    "sort": (
+        "Sort the 20,000 newest tasks by this; with a minus before it, the highest value first",
+        {"type": "string", "enum": [sort for key in SORTS for sort in (key, f"-{key}")]},
+    ),
+    "page": ("The number of the page of a sorted list", {"type": "integer", "minimum": 1, "default": 1}),
     "before": ("Start of the page: next.before of the previous page", _TEXT),
     "after": ("Start of the page: next.after of the previous page", _TEXT),
     "ended": ("Start of the page in a list of failed tasks: next.ended of the previous page", _TEXT),
@@ -60,6 +76,8 @@ PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "parts": ("1: include sub-workflows", _TEXT),
     "task_id": ("The id of a task", {"type": "string", "format": "uuid"}),
+    "name:path": ("The name of a queue or a task", _TEXT),
+    "worker_id": ("The id of a worker", {"type": "string", "format": "uuid"}),
     "workflow_id": ("The id of a workflow", {"type": "string", "format": "uuid"}),
     "part": ("Which payload", {"type": "string", "enum": ["args", "kwargs", "result"]}),
 }
@@ -69,7 +87,7 @@ def openapi(version: str, base: str) -> dict[str, Any]:
     """Return the table as an OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
     for call in CALLS:
-        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
+        paths.setdefault(call.path.replace(":path}", "}"), {})[call.method.lower()] = _operation(call)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -105,23 +123,41 @@ def _operation(call: Call) -> dict[str, Any]:
 
 def _parameter(name: str, place: str) -> dict[str, Any]:
     about, schema = PARAMETERS[name]
-    shown = "status" if name == "workflow_status" else name
+    shown = {"workflow_status": "status", "name:path": "name"}.get(name, name)
     return {"name": shown, "in": place, "required": place == "path", "description": about, "schema": schema}
 
 
-_TASK_PAGE = ("status", "queue", "name", "code", "key", "q", "since", "before", "ended", "limit")
+_TASK_FILTER = ("status", "queue", "name", "code", "q", "key", "kind", "since", "from", "until")
+_TASK_PAGE = (*_TASK_FILTER, "sort", "page", "before", "ended", "limit")
 _SCHEDULE_PAGE = ("q", "after", "limit")
 _WORKFLOW_PAGE = ("workflow_status", "name", "parts", "before", "limit")
 
 CALLS = (
-    Call("GET", "/api/overview", "overview", "Throughput, run times, queue depths and failures", ("range",)),
+    Call(
+        "GET",
+        "/api/overview",
+        "overview",
+        "Throughput, run times, queue depths and failures",
+        ("range", "by"),
+    ),
     Call("GET", "/api/tasks", "tasks", "A page of tasks, newest first", _TASK_PAGE),
     Call("GET", "/api/tasks/facets", "facets", "The values to filter tasks by, with their counts"),
+    Call(
+        "GET",
+        "/api/tasks/count",
+        "count",
+        "How many tasks match, and what can be done with them",
+        _TASK_FILTER,
+    ),
     Call("GET", "/api/tasks/{task_id}", "task", "One task with its attempts, and why it is not running"),
     Call("GET", "/api/tasks/{task_id}/{part}", "payload", "The full arguments or result of a task"),
     Call("GET", "/api/queues", "queues", "The queues with their depths, limits and workers"),
     Call("GET", "/api/keys", "keys", "The keys that wait longest, or one key", ("key", "limit")),
+    Call("GET", "/api/queues/{name:path}", "queue", "The counts and times of one queue", ("range", "by")),
+    Call("GET", "/api/names/{name:path}", "task_name", "The counts and times of one task", ("range", "by")),
+    Call("GET", "/api/failures", "failures", "Groups of failures", ("range", "queue", "name", "code")),
     Call("GET", "/api/workers", "workers", "The workers, and the tasks that their children run"),
+    Call("GET", "/api/workers/{worker_id}", "worker", "The states of a worker and the times of its tasks"),
     Call("GET", "/api/schedules", "schedules", "A page of schedules with their next runs", _SCHEDULE_PAGE),
     Call("GET", "/api/workflows", "workflows", "A page of workflows, newest first", _WORKFLOW_PAGE),
     Call("GET", "/api/workflows/{workflow_id}", "workflow", "One workflow with its nodes"),
@@ -143,6 +179,14 @@ CALLS = (
     Call("POST", "/api/tasks/retry", "retry_tasks", "Retry failed tasks", (), Bulk),
     Call("POST", "/api/tasks/cancel", "cancel_tasks", "Cancel tasks; ask running ones to stop", (), Bulk),
     Call("POST", "/api/tasks/delete", "delete_tasks", "Delete the records of finished tasks", (), Bulk),
+    Call(
+        "POST",
+        "/api/tasks/restore",
+        "restore_tasks",
+        "Send again what was cancelled while it waited",
+        (),
+        Restored,
+    ),
     Call("POST", "/api/tasks/{task_id}/retry", "retry_task", "Retry a failed task"),
     Call("POST", "/api/tasks/{task_id}/cancel", "cancel_task", "Cancel a task; ask a running one to stop"),
     Call("POST", "/api/tasks/{task_id}/delete", "delete_task", "Delete the record of a finished task"),
@@ -183,6 +227,24 @@ ATTEMPT_FIELDS = (
 )  # fmt: skip
 
 
+def _history(drawn: History) -> dict[str, Any]:
+    """Return counts over time as the API shows them."""
+    names = ("p50", "p95", "p99")
+    return {
+        "range": drawn.range.name,
+        "step_seconds": drawn.range.step.total_seconds(),
+        "completed": drawn.completed,
+        "failed": drawn.failed,
+        "completed_before": drawn.completed_before,
+        "failed_before": drawn.failed_before,
+        "waits": dict(zip(names, drawn.quantiles("waits"), strict=True)),
+        "runs": dict(zip(names, drawn.quantiles("runs"), strict=True)),
+        "points": as_dicts(drawn.points),
+        "busiest": as_dicts(drawn.pairs),
+        "parts": [{"label": label, "steps": as_dicts(parts)} for label, parts in drawn.parts.items()],
+    }
+
+
 class Api:
     """Handles the GET calls, each by the method that the table names."""
 
@@ -191,27 +253,53 @@ class Api:
 
     async def overview(self, request: Request) -> Response:
         found = await self._queries.overview(request.query_params)
+        drawn = found.history
         return json_response(
             {
-                "range": found.range.name,
-                "step_seconds": found.range.step.total_seconds(),
-                "points": as_dicts(found.points),
+                **_history(drawn),
                 "queues": as_dicts(found.queues),
                 "workers": as_dicts(found.workers),
-                "busiest": as_dicts(found.busiest),
                 "suspended": found.all_suspended,
             }
         )
 
+    async def queue(self, request: Request) -> Response:
+        return await self._scope(request, Scope(queue=request.path_params["name"]))
+
+    async def task_name(self, request: Request) -> Response:
+        return await self._scope(request, Scope(name=request.path_params["name"]))
+
+    async def _scope(self, request: Request, scope: Scope) -> Response:
+        which = parse_range({"range": request.query_params.get("range", "1h")})
+        return json_response(
+            _history(await self._queries.history(which, scope, parse_by(request.query_params)))
+        )
+
+    async def worker(self, request: Request) -> Response:
+        snapshots, latencies = await self._queries.worker(parse_id(request, "worker_id"))
+        if not snapshots and not latencies.tasks:
+            raise not_found(f"worker {request.path_params['worker_id'][:50]}")
+        return json_response({"snapshots": as_dicts(snapshots), **latencies._asdict()})
+
+    async def failures(self, request: Request) -> Response:
+        return json_response({"groups": as_dicts(await self._queries.failures(request.query_params))})
+
     async def tasks(self, request: Request) -> Response:
-        page = await self._queries.tasks(request.query_params)
+        found = await self._queries.tasks(request.query_params)
+        page = found.page
+        following = None if page.next is None else page.next._asdict()
+        if found.order is not None and found.has_more:
+            following = {"page": found.page_number + 1}
         return json_response(
             {
                 "tasks": as_dicts(page.tasks, TASK_FIELDS),
-                "next": None if page.next is None else page.next._asdict(),
+                "next": following,
                 "looked_back_to": page.looked_back_to,
             }
         )
+
+    async def count(self, request: Request) -> Response:
+        return json_response(await self._queries.count(request.query_params))
 
     async def facets(self, _request: Request) -> Response:
         return json_response(await self._queries.facets())

@@ -57,9 +57,11 @@ def points(
     recent: Sequence[TimeSlot],
     depths: Sequence[Depth],
     now: datetime,
+    counted_until: datetime | None = None,
 ) -> list[Point]:
     """Return a point for every step that is over. Times that no stored minute covers yet come from the recent slots."""
-    counted_until = minutes[-1].at + timedelta(minutes=1) if minutes else None
+    if counted_until is None and minutes:
+        counted_until = minutes[-1].at + timedelta(minutes=1)
     latest = [slot for slot in recent if counted_until is None or slot.at >= counted_until]
     slots = recent if which.step == SLOT else [*minutes, *latest]
     end = floor(now, which.step)
@@ -122,49 +124,80 @@ def quantile(histogram: Sequence[int], share: float) -> float | None:
 
 
 class Series(NamedTuple):
-    """A line of a plot, with one value for each step or None."""
+    """A line of a plot, with one value for each step or None. A thin line has no area."""
 
     label: str
     style: str
     values: list[float | None]
+    is_thin: bool = False
 
 
-def plot(title: str, unit: str, points: Sequence[Point], lines: list[Series]) -> dict[str, Any]:
-    """Draw lines over the steps of `points`: as SVG paths in a box of 1000 by 100, with the labels beside them."""
-    top = nice(max((value or 0 for line in lines for value in line.values), default=0))
-    step = points[1].at - points[0].at
-    since, until = points[0].at.astimezone(UTC), (points[-1].at + step).astimezone(UTC)
-    if step < timedelta(minutes=1):
-        dates = "%H:%M:%S"
-    elif until - since < timedelta(hours=12):
-        dates = "%H:%M"
-    else:
-        dates = "%d %b %H:%M"
+def plot(
+    title: str, unit: str, starts: Sequence[datetime], lines: list[Series], target: str | None = None
+) -> dict[str, Any]:
+    """Draw lines over steps: as SVG paths in a box of 1000 by 100, with ticks and labels beside them.
+
+    `target` is the address of the tasks behind a step, without the time.
+    """
+    top = nice(max((value or 0 for line in lines for value in line.values), default=0), unit)
+    step = starts[1] - starts[0]
+    since, until = starts[0].astimezone(UTC), (starts[-1] + step).astimezone(UTC)
     return {
         "title": title,
         "unit": unit,
         "lines": lines,
-        "paths": [(line.style, *_paths(line.values, top)) for line in lines],
+        "paths": [(line.style, line.is_thin, *_paths(line.values, top)) for line in lines],
         "top": top,
-        "since": since.strftime(dates),
-        "until": until.strftime(dates),
+        "ticks": _ticks(since, until, step),
+        "target": target,
         "data": {  # for the script that shows the values under the pointer
             "since": since.timestamp(),
             "step": step.total_seconds(),
             "unit": unit,
-            "lines": [line._asdict() for line in lines],
+            "target": target,
+            "lines": [[line.label, line.style, [_rounded(value) for value in line.values]] for line in lines],
         },
     }
 
 
-def nice(top: float) -> float:
-    """Return a round number that is at least `top`.
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
 
-    >>> nice(0.0), nice(3.1), nice(170)
-    (1.0, 5.0, 200.0)
+
+_TICKS = [timedelta(minutes=minutes) for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)]
+
+
+def _ticks(since: datetime, until: datetime, step: timedelta) -> list[tuple[float, str]]:
+    """Return the places of three to six round times on the axis, as a percentage of its length, with their labels."""
+    span = until - since - step
+    every = next((tick for tick in _TICKS if span / tick <= 6), timedelta(days=1))
+    found: list[tuple[float, str]] = []
+    at = floor(since, every) + every
+    while at <= until:
+        found.append((round(100 * ((at - since) / span), 2), at.strftime("%H:%M")))
+        at += every
+    return [(place, label) for place, label in found if place <= 100]
+
+
+def spark(values: Sequence[float | None], top: float = 0) -> tuple[str, str]:
+    """Return the SVG paths of a small line without axes, in a box of 1000 by 100."""
+    return _paths(values, max(top, *(value or 0 for value in values), 1e-9) * 1.04) if values else ("", "")
+
+
+_ROUND_SECONDS = (60, 120, 240, 600, 1_200, 2_400, 3_600, 7_200, 14_400, 28_800, 43_200, 86_400)
+
+
+def nice(top: float, unit: str = "") -> float:
+    """Return a round number that is at least `top`: of tasks, or of seconds, minutes or hours if the unit is s.
+
+    >>> nice(0.0), nice(3.1), nice(170), nice(70, "s")
+    (1.0, 5.0, 200.0, 120.0)
     """
     if top <= 0:
         return 1.0
+    if unit == "s" and top > 50:
+        longer = next((float(seconds) for seconds in _ROUND_SECONDS if seconds >= top), None)
+        return longer or math.ceil(top / 86_400) * 86_400.0
     size = 10.0 ** math.floor(math.log10(top))
     return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= top * 0.999999)
 

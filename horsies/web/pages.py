@@ -5,6 +5,8 @@ Jinja escapes every value. Only the templates contain markup.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -21,18 +23,24 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from horsies import units
 from horsies.codec.results import error_of
-from horsies.db.queries.inspect import MOST_NODES, FullTask, RunningTask, WorkflowNode
+from horsies.db.queries.doctor import Finding
+from horsies.db.queries.inspect import MOST_NODES, FullTask, Queue, RunningTask, WorkerSnapshot, WorkflowNode
 from horsies.db.queries.keys import MOST_COUNTED
+from horsies.db.queries.statistics import Part, Scope
 from horsies.status import WorkflowStatus
 from horsies.web.api import CALLS, PARAMETERS
 from horsies.web.auth import COOKIE, TooManyAttempts, is_https, is_same_origin
-from horsies.web.charts import RANGES, Series, plot
+from horsies.web.charts import RANGES, Point, Series, plot, spark
 from horsies.web.graph import WIDTH, picture, timeline
-from horsies.web.queries import SHOWN, DashboardQueries, Overview, child_views
+from horsies.web.history import History, change
+from horsies.web.lists import COLUMNS, NUMBERS, failed_at, key_arguments, parse_columns, pin_text, sort_links
+from horsies.web.queries import SHOWN, DashboardQueries, Now, child_views
 from horsies.web.requests import (
     HttpError,
+    not_found,
     parse_id,
     parse_limit,
+    parse_range,
     parse_schedule_page,
     parse_task_filter,
     read_body,
@@ -46,6 +54,8 @@ DOCTOR_SECONDS = 0.1
 # A graph with more nodes than this has a map of the whole.
 MINIMAP_FROM = 20
 MAX_LOGIN_BYTES = 4_096
+# Remembers the columns that a viewer has chosen for the list of tasks.
+COLUMNS_COOKIE = "horsies_columns"
 
 
 def prose(text: str) -> Markup:
@@ -108,11 +118,15 @@ _FILTERS: dict[str, Any] = {
     "short": units.short,
     "span": units.span,
     "whole": units.whole,
+    "failed_at": failed_at,
+    "key_arguments": key_arguments,
 }
 ENVIRONMENT.filters.update(_FILTERS)
 _HELPERS: dict[str, Any] = {
     "took": units.took,
     "percent": percent,
+    "change": change,
+    "spark": spark,
     "query": query,
     "version": version("horsies"),
     "now": lambda: datetime.now(UTC),
@@ -132,7 +146,12 @@ class Pages:
             "/tasks/{task_id}": self.task,
             "/queues": self.queues,
             "/keys": self.keys,
+            "/queues/{name:path}": self.queue,
+            "/names/{name:path}": self.task_name,
+            "/keys/{name:path}": self.key,
+            "/failures": self.failures,
             "/workers": self.workers,
+            "/workers/{worker_id}": self.worker,
             "/schedules": self.schedules,
             "/workflows": self.workflows,
             "/workflows/{workflow_id}": self.workflow,
@@ -165,8 +184,16 @@ class Pages:
 
     async def overview(self, request: Request) -> Response:
         found = await self._queries.overview(request.query_params)
+        base = request.scope.get("root_path", "")
         return self.show(
-            request, "overview.html", "Overview", overview=found, ranges=RANGES.values(), plots=plots(found)
+            request,
+            "overview.html",
+            "Overview",
+            overview=found,
+            drawn=found.history,
+            ranges=RANGES.values(),
+            chosen={name: request.query_params.get(name) for name in ("range", "by")},
+            plots=plots(found.history, found.queues, base),
         )
 
     async def tasks(self, request: Request) -> Response:
@@ -174,19 +201,33 @@ class Pages:
         with suppress(ValueError):
             task_id = UUID(query.get("q", "").strip())
             return RedirectResponse(f"{request.scope.get('root_path', '')}/tasks/{task_id}", 303)
-        return self.show(
+        found = await self._queries.tasks(query)
+        wanted = parse_task_filter(query)
+        given = query.get("cols")
+        columns = parse_columns(
+            request.cookies.get(COLUMNS_COOKIE) if given is None else given, wanted.status
+        )
+        chosen = {name: query.get(name) for name in ("since", "from", "until", "sort", "cols", "limit")}
+        response = self.show(
             request,
             "tasks.html",
             "Tasks",
-            page=await self._queries.tasks(query),
-            chosen={
-                **parse_task_filter(query)._asdict(),
-                "since": query.get("since"),
-                "limit": query.get("limit"),
-            },
-            is_first="before" not in query,
+            found=found,
+            page=found.page,
+            chosen={**wanted._asdict(), **chosen},
+            columns=columns,
+            all_columns=COLUMNS,
+            numbers=NUMBERS,
+            sort_links=sort_links(found.order),
+            pin=pin_text(found.page.pin),
+            is_first="before" not in query and found.page_number == 1,
             facets=await self._queries.facets(),
         )
+        if given is not None:
+            path = request.scope.get("root_path", "") or "/"
+            value = given if given else ","  # no further column
+            response.set_cookie(COLUMNS_COOKIE, value, max_age=31_536_000, path=path, samesite="strict")
+        return response
 
     async def task(self, request: Request) -> Response:
         found = await self._queries.task(parse_id(request))
@@ -215,18 +256,94 @@ class Pages:
             "Keys",
             keys=await self._queries.keys(query),
             chosen=chosen,
-            page=None if chosen is None else await self._queries.tasks(query),
+            page=None if chosen is None else (await self._queries.tasks(query)).page,
             most=MOST_COUNTED,
         )
 
     async def queues(self, request: Request) -> Response:
+        now = await self._queries.now()
         return self.show(
             request,
             "queues.html",
             "Queues",
-            queues=await self._queries.queues(),
-            all_suspended=await self._queries.all_suspended(),
+            queues=now.queues,
+            all_suspended=now.all_suspended,
             days=await self._queries.days(),
+            sparks=await self._queries.sparks(),
+            keys=await self._queries.keys({"limit": "12"}),
+        )
+
+    async def queue(self, request: Request) -> Response:
+        """Show one queue: its state, its counts over time, its tasks and the tasks that it was last sent."""
+        name = request.path_params["name"]
+        now = await self._queries.now()
+        queue = next((queue for queue in now.queues if queue.name == name), None)
+        return await self._scope_page(
+            request,
+            "queue.html",
+            name,
+            Scope(queue=name),
+            now,
+            queue=queue,
+            workers=[worker for worker in now.workers if name in worker.queues and worker.state != "dead"],
+            all_suspended=now.all_suspended,
+        )
+
+    async def key(self, request: Request) -> Response:
+        """Show one key: what waits and runs, how long its tasks took, and the latest of them."""
+        name = request.path_params["name"]
+        (key,) = await self._queries.keys({"key": name})
+        times = await self._queries.key_times(name)
+        latest = (await self._queries.tasks({"key": name, "limit": "20"})).page.tasks
+        if not (latest or times.tasks or key.running or key.waiting or key.paused_at):
+            raise HttpError(404, f"No key {name[:100]!r} is known.", "None of the newest tasks has it.")
+        return self.show(
+            request,
+            "key.html",
+            name,
+            name=name,
+            key=key,
+            latencies=times,
+            latest=latest,
+            filters={"key": name},
+        )
+
+    async def task_name(self, request: Request) -> Response:
+        """Show all tasks of one name: their counts and times, their failures, and the latest of them."""
+        name = request.path_params["name"]
+        return await self._scope_page(request, "name.html", name, Scope(name=name), await self._queries.now())
+
+    async def _scope_page(
+        self, request: Request, template: str, title: str, scope: Scope, now: Now, **context: Any
+    ) -> Response:
+        given = request.query_params
+        which = parse_range({"range": given.get("range", "1h")})
+        by = ("task" if scope.name is None else "queue") if given.get("by") else None
+        drawn = await self._queries.history(which, scope, by)
+        filters = {key: value for key, value in scope._asdict().items() if value is not None}
+        latest = await self._queries.tasks({**filters, "limit": "10"})
+        failures = await self._queries.failures(
+            {**filters, "range": which.name if which.name in RANGES else "24h"}
+        )
+        if not (drawn.completed or drawn.failed or latest.page.tasks or context.get("queue")):
+            kind = "queue" if scope.name is None else "task"
+            raise HttpError(
+                404, f"No {kind} of the name {title[:100]!r} is known.", "It may have had no tasks for a day."
+            )
+        queues = [queue for queue in now.queues if scope.queue == queue.name]
+        return self.show(
+            request,
+            template,
+            title,
+            name=title,
+            drawn=drawn,
+            ranges=RANGES.values(),
+            chosen={"range": which.name, "by": given.get("by")},
+            plots=plots(drawn, queues, request.scope.get("root_path", "")),
+            latest=latest.page.tasks,
+            failures=failures[:8],
+            filters=filters,
+            **context,
         )
 
     async def workers(self, request: Request) -> Response:
@@ -236,6 +353,47 @@ class Pages:
             by_worker.setdefault(child.worker_id, []).append(child)
         rows = [(worker, child_views(worker, by_worker.get(worker.worker_id, []))) for worker in workers]
         return self.show(request, "workers.html", "Workers", rows=rows)
+
+    async def worker(self, request: Request) -> Response:
+        """Show one worker: what it runs, its use of memory and CPU over time, and the times of its tasks."""
+        worker_id = parse_id(request, "worker_id")
+        worker = next(
+            (worker for worker in await self._queries.workers() if worker.worker_id == str(worker_id)), None
+        )
+        if worker is None:
+            raise not_found(f"worker {worker_id}")
+        children = [
+            task for task in await self._queries.running_tasks() if task.worker_id == worker.worker_id
+        ]
+        snapshots, latencies = await self._queries.worker(worker_id)
+        return self.show(
+            request,
+            "worker.html",
+            worker.hostname,
+            worker=worker,
+            children=child_views(worker, children),
+            plots=worker_plots(snapshots),
+            latencies=latencies,
+        )
+
+    async def failures(self, request: Request) -> Response:
+        query = request.query_params
+        which = parse_range({"range": query.get("range", "24h")})
+        wanted = parse_task_filter(query)
+        return self.show(
+            request,
+            "failures.html",
+            "Failures",
+            groups=await self._queries.failures(query),
+            ranges=[each for each in RANGES.values() if each.name != "5m"],
+            range=which,
+            chosen={
+                "range": query.get("range"),
+                "name": wanted.name,
+                "queue": wanted.queue,
+                "code": wanted.code,
+            },
+        )
 
     async def schedules(self, request: Request) -> Response:
         q, after, limit = parse_schedule_page(request.query_params)
@@ -310,7 +468,16 @@ class Pages:
 
     async def health(self, request: Request) -> Response:
         found = await self._queries.health(DOCTOR_SECONDS)
-        return self.show(request, "health.html", "Health", found=found, acts=await self._queries.actions(20))
+        now = await self._queries.now()
+        return self.show(
+            request,
+            "health.html",
+            "Health",
+            found=found,
+            findings=by_severity(each for each in (found or {}).values() if each is not None),
+            paused=paused_queues(now),
+            acts=await self._queries.actions(20),
+        )
 
     async def api(self, request: Request) -> Response:
         return self.show(request, "api.html", "API", calls=CALLS, parameters=PARAMETERS)
@@ -372,30 +539,129 @@ def _local_path(target: str) -> str:
     return target if target.startswith("/") and not target.startswith(("//", "/\\")) else "/"
 
 
-def plots(found: Overview) -> list[dict[str, Any]]:
-    """Return the four plots of the overview."""
-    points, step = found.points, found.range.step
-    seconds = step.total_seconds()
-    waiting = [None if point.pending is None else float(point.pending) for point in points]
-    waiting[-1] = float(sum(queue.waiting for queue in found.queues))
-    running = [None if point.running is None else float(point.running) for point in points]
-    running[-1] = float(sum(queue.running + queue.claimed for queue in found.queues))
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the violations first, then the warnings, each with the largest count first."""
+    return sorted(findings, key=lambda each: (each.level != "violation", -each.count, each.check))
+
+
+def paused_queues(now: Now) -> list[dict[str, Any]]:
+    """Return the queues that somebody has paused, with the tasks that wait there; one entry if all are paused at once."""
+    if now.all_suspended:
+        waiting = sum(queue.waiting for queue in now.queues)
+        return [{"name": None, "quoted": "", "by": None, "waiting": waiting}]
     return [
-        plot("Throughput", "tasks/s", points, [
+        {
+            "name": each.name,
+            "quoted": shlex.quote(each.name),
+            "by": each.suspended_by,
+            "waiting": each.waiting,
+        }
+        for each in now.queues
+        if each.suspended_by is not None
+    ]
+
+
+def plots(drawn: History, queues: Sequence[Queue], base: str) -> list[dict[str, Any]]:
+    """Return the four plots of a time span; the queues, all or those in its scope, give the depth at its end."""
+    points, step = drawn.points, drawn.range.step
+    starts, seconds = [point.at for point in points], step.total_seconds()
+    scope = {key: value for key, value in drawn.scope._asdict().items() if value is not None}
+    target = f"{base}/tasks{query(scope)}"
+    ended, failures = _per(seconds), f"{base}/tasks{query({'status': 'FAILED', **scope})}"
+    if drawn.by is not None:
+        return _plots_by_part(drawn, starts, target, failures)
+    before = _stretched(drawn.before, len(points))
+    waiting = [None if point.pending is None else float(point.pending) for point in points]
+    running = [None if point.running is None else float(point.running) for point in points]
+    if drawn.scope.name is None:
+        waiting[-1] = float(sum(queue.waiting for queue in queues))
+        running[-1] = float(sum(queue.running + queue.claimed for queue in queues))
+    found = [
+        plot("Throughput", "tasks/s", starts, [
             Series("completed", "ok", [point.completed / seconds for point in points]),
             Series("failed", "bad", [point.failed / seconds for point in points]),
-        ]),
-        plot("Run and wait times", "s", points, [
-            Series("wait, p95", "wait", [point.wait_p95 for point in points]),
-            Series("run, p95", "warm", [point.run_p95 for point in points]),
-            Series("run, p50", "accent", [point.run_p50 for point in points]),
-        ]),
-        plot("Queue depth", "tasks", points, [
+            Series(f"completed, {drawn.range.label} before", "past", [done / seconds for done, _ in before], True),
+        ], target),
+        plot("Run and wait times", "s", starts, [
+            Series("wait, p95", "wait", [point.wait_p95 for point in points], True),
+            Series("run, p95", "warm", [point.run_p95 for point in points], True),
+            Series("run, p50", "accent", [point.run_p50 for point in points], True),
+        ], target),
+        plot("Queue depth", "tasks", starts, [
             Series("waiting", "wait", waiting),
-            Series("running", "accent", running),
+            Series("running", "accent", running, True),
         ]),
-        plot("Failures", f"per {units.span(seconds)}", points, [
+        plot("Failures", ended, starts, [
             Series("failed", "bad", [float(point.failed) for point in points]),
-            Series("cancelled or expired", "warm", [float(point.other) for point in points]),
+            Series("cancelled or expired", "warm", [float(point.other) for point in points], True),
+            Series(f"failed, {drawn.range.label} before", "past", [failed for _, failed in before], True),
+        ], failures),
+    ]  # fmt: skip
+    return [each for each in found if drawn.scope.name is None or each["title"] != "Queue depth"]
+
+
+def _per(seconds: float) -> str:
+    """Return the unit of counts by step.
+
+    >>> _per(60), _per(900)
+    ('per min', 'per 15 min')
+    """
+    return f"per {units.span(seconds).removeprefix('1 ')}"
+
+
+def _stretched(before: Sequence[Point], count: int) -> list[tuple[float, float]]:
+    """Return the completed and failed tasks of each step of the span before, which may be stored in longer steps."""
+    each = max(1, count // max(1, len(before)))
+    return [(point.completed / each, point.failed / each) for point in before for _ in range(each)]
+
+
+def _plots_by_part(
+    drawn: History, starts: Sequence[datetime], target: str, failures: str
+) -> list[dict[str, Any]]:
+    """Return the plots with a line for each queue or task."""
+    seconds = drawn.range.step.total_seconds()
+    lines = [
+        (f"other {drawn.by}s" if label is None else label, f"c{place}", parts)
+        for place, (label, parts) in enumerate(drawn.parts.items(), 1)
+    ]
+    found = [
+        plot("Completed", "tasks/s", starts, [
+            Series(label, style, [part.completed / seconds for part in parts], True) for label, style, parts in lines
+        ], target),
+        plot("Average run time", "s", starts, [
+            Series(label, style, [_average(part) for part in parts], True) for label, style, parts in lines
+        ], target),
+        plot("Waiting", "tasks", starts, [
+            Series(label, f"c{place}", [None if value is None else float(value) for value in values], True)
+            for place, (label, values) in enumerate(drawn.depths.items(), 1)
+        ]),
+        plot("Failures", _per(seconds), starts, [
+            Series(label, style, [float(part.failed) for part in parts], True) for label, style, parts in lines
+        ], failures),
+    ]  # fmt: skip
+    return [each for each in found if each["lines"]]
+
+
+def _average(part: Part) -> float | None:
+    """Return the average run time in seconds, None if nothing ran."""
+    ran = part.completed + part.failed
+    return part.run_ms / 1_000 / ran if ran else None
+
+
+def worker_plots(snapshots: Sequence[WorkerSnapshot]) -> list[dict[str, Any]]:
+    """Return the plots of a worker from its snapshots, the newest first; none if there are too few."""
+    found = list(reversed(snapshots))
+    if len(found) < 2:
+        return []
+    starts = [snapshot.snapshot_at for snapshot in found]
+    return [
+        plot("Running tasks", f"of {found[-1].processes}", starts, [
+            Series("running", "accent", [float(snapshot.tasks_running) for snapshot in found]),
+            Series("claimed", "wait", [float(snapshot.tasks_claimed) for snapshot in found], True),
+        ]),
+        plot("CPU", "%", starts, [Series("CPU", "ok", [snapshot.cpu_percent for snapshot in found])]),
+        plot("Memory", "MB", starts, [
+            Series("worker and children", "warm", [each.memory_usage_mb + each.children_memory_mb for each in found]),
+            Series("children", "accent", [snapshot.children_memory_mb for snapshot in found], True),
         ]),
     ]  # fmt: skip

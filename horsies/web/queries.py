@@ -18,39 +18,57 @@ from horsies.db.connection import Connection
 from horsies.db.queries import doctor, inspect, keys, operations, schedules, statistics, steps
 from horsies.db.queries.doctor import Finding
 from horsies.db.queries.inspect import (
+    FIRST_ID,
+    FIRST_PAGE,
+    MOST_READ,
     Action,
     FullTask,
+    PageStart,
     Queue,
     RunningTask,
     Since,
+    TaskFilter,
+    TaskOrder,
     TaskPage,
+    TaskRow,
     Worker,
+    WorkerSnapshot,
     WorkflowDetail,
     WorkflowNode,
     WorkflowRow,
 )
 from horsies.db.queries.keys import Key, KeyTotals
-from horsies.db.queries.statistics import TaskCounts, TaskTotals, TimeSlot
+from horsies.db.queries.statistics import EVERYTHING, Latencies, Scope, TaskCounts, TaskTotals, TimeSlot
 from horsies.schedule.api import info_from_row
 from horsies.schedule.model import TaskSchedule
 from horsies.schedule.occurrences import NeverAgain, upcoming, zone_of
 from horsies.schedule.patterns import describe
-from horsies.web.charts import SLOT, Point, Range, floor, points
+from horsies.web.charts import SLOT, Range, floor
+from horsies.web.failures import Failures, grouped
 from horsies.web.forms import ANY_JSON, Field, form_of
+from horsies.web.history import MOST_LINES, MOST_ROWS, History, Stored, history, span_of, stored_step
+from horsies.web.lists import TaskList, failed_at
 from horsies.web.requests import (
+    HttpError,
     not_found,
+    parse_by,
     parse_limit,
+    parse_order,
+    parse_page_number,
     parse_page_start,
+    parse_pin,
     parse_range,
     parse_since,
     parse_task_filter,
+    parse_window,
     parse_workflow_filter,
 )
-from horsies.web.state import DashboardState
+from horsies.web.selection import first_id_at, parse_bulk_filter, selection
+from horsies.web.state import DashboardState, one_snapshot
 
 # The maximum age of a cached answer in seconds: of current state, of counts by the minute, and of slow checks.
 STATE_SECONDS, COUNTS_SECONDS, CHECKS_SECONDS = 1.0, 10.0, 30.0
-BUSIEST, MOST_NAMES = 12, 1_000
+MOST_NAMES = 1_000
 UPCOMING = 5
 MOST_SIGNALS = 500
 # The number of characters of an argument or a result that a page shows, and of attempts and log lines, the last ones.
@@ -58,6 +76,12 @@ SHOWN, ATTEMPTS_SHOWN, LINES_SHOWN = 20_000, 200, 1_000
 # Tasks that have just ended may not be committed yet, so the latest slots are read again.
 COMMIT_DELAY = timedelta(seconds=15)
 KEPT = timedelta(minutes=6)
+SORTED_SECONDS = 5.0
+# The number of tasks above a pinned page that are counted.
+MOST_NEWER = 100
+SPARK_STEP, SPARK_STEPS = timedelta(minutes=2), 30
+MOST_SNAPSHOTS = 360
+FAILURE_PARTS, MOST_GROUPS = 24, 100
 
 
 class ChildView(NamedTuple):
@@ -137,15 +161,37 @@ class SignalView(NamedTuple):
         )
 
 
-class Overview(NamedTuple):
-    """The first page: charts, queues, workers and the most frequent tasks."""
+def _oldest(since: timedelta | None) -> Since:
+    """Return how far back a list goes that shows this time."""
+    if since is None:
+        return inspect.ALL_TIME
+    moment = datetime.now(UTC) - since
+    return Since(first_id_at(moment), moment)
 
-    range: Range
-    points: list[Point]
+
+class Now(NamedTuple):
+    """The state of the system at one moment, in one snapshot of the database."""
+
     queues: list[Queue]
     workers: list[Worker]
-    busiest: list[TaskCounts]
     all_suspended: bool
+    recent: list[TimeSlot]
+
+
+class Overview(NamedTuple):
+    """The first page: counts over time, queues and workers."""
+
+    history: History
+    queues: list[Queue]
+    workers: list[Worker]
+    all_suspended: bool
+
+
+class Sparks(NamedTuple):
+    """The last hour of a queue in steps of two minutes: waiting tasks, and ended ones."""
+
+    depths: list[float | None]
+    ended: list[float | None]
 
 
 class DashboardQueries:
@@ -153,28 +199,47 @@ class DashboardQueries:
 
     def __init__(self, state: DashboardState) -> None:
         self._state = state
-        # The tasks that ended in the last minutes, in slots of five seconds.
-        self._slots: dict[datetime, TimeSlot] = {}
+        # The tasks that ended in the last minutes, in slots of five seconds, by queue and task.
+        self._slots: dict[tuple[datetime, str, str], TimeSlot] = {}
         self._slots_read_at: datetime | None = None
 
+    async def now(self) -> Now:
+        """Return queues, workers and the tasks that ended in the last minutes."""
+
+        async def ask(connection: Connection) -> Now:
+            async with one_snapshot(connection):
+                queues, workers = await inspect.queues(connection), await inspect.workers(connection)
+                suspended = await operations.suspensions(connection)
+                recent = await self._recent_slots(connection)
+                return Now(queues, workers, operations.ALL_QUEUES in suspended, recent)
+
+        return await self._state.cached("now", STATE_SECONDS, ask, 2)
+
     async def overview(self, query: Mapping[str, str]) -> Overview:
-        which, state = parse_range(query), self._state
-        since = datetime.now(UTC) - which.span - which.step
-        recent = await state.cached("recent", STATE_SECONDS, self._recent_slots)
-        minutes = await state.cached(
-            ("minutes", which.name), COUNTS_SECONDS, lambda connection: statistics.minutes(connection, since)
-        )
-        depths = await state.cached(
-            ("depths", which.name), COUNTS_SECONDS, lambda connection: statistics.depths(connection, since)
-        )
-        busiest = await state.cached(
-            ("busiest", which.name),
-            COUNTS_SECONDS,
-            lambda connection: statistics.busiest(connection, since, BUSIEST),
-        )
-        queues, workers, all_suspended = await self.queues(), await self.workers(), await self.all_suspended()
-        drawn = points(which, minutes, recent, depths, datetime.now(UTC))
-        return Overview(which, drawn, queues, workers, busiest, all_suspended)
+        drawn = await self.history(parse_range(query), EVERYTHING, parse_by(query))
+        now = await self.now()
+        return Overview(drawn, now.queues, now.workers, now.all_suspended)
+
+    async def history(self, which: Range, scope: Scope, by: str | None) -> History:
+        """Return the counts of a time span and of the one before it, of all tasks or of those in a scope."""
+
+        async def ask(connection: Connection) -> Stored:
+            since, until = span_of(which, datetime.now(UTC))
+            step = stored_step(which).total_seconds()
+            async with one_snapshot(connection):
+                return Stored(
+                    await statistics.counted_until(connection),
+                    await statistics.counted_at(connection, since - which.span, until, step),
+                    await statistics.steps(connection, scope, since - which.span, until, step),
+                    []
+                    if by is None
+                    else await statistics.parts(connection, by, scope, since, until, step, MOST_LINES),
+                    await statistics.pairs(connection, scope, since, until, MOST_ROWS),
+                    await statistics.depths_by_queue(connection, scope.queue, since, step),
+                )
+
+        stored = await self._state.cached(("history", which.name, scope, by), COUNTS_SECONDS, ask)
+        return history(which, scope, by, stored, (await self.now()).recent, datetime.now(UTC))
 
     async def _recent_slots(self, connection: Connection) -> list[TimeSlot]:
         """Return the slots of the last minutes. Each call reads only what is new."""
@@ -184,13 +249,13 @@ class DashboardQueries:
             since = max(since, self._slots_read_at - COMMIT_DELAY)
         since = floor(since, SLOT)
         found = await statistics.recent(connection, since, now + COMMIT_DELAY)
-        kept = {at: slot for at, slot in self._slots.items() if now - KEPT <= at < since}
-        self._slots = kept | {slot.at: slot for slot in found}
+        kept = {key: slot for key, slot in self._slots.items() if now - KEPT <= slot.at < since}
+        self._slots = kept | {(slot.at, slot.queue_name, slot.task_name): slot for slot in found}
         self._slots_read_at = now
         return list(self._slots.values())
 
     async def queues(self) -> list[Queue]:
-        return await self._state.cached("queues", STATE_SECONDS, inspect.queues)
+        return (await self.now()).queues
 
     async def keys(self, query: Mapping[str, str]) -> list[Key]:
         """Return the keys that wait longest, or the one that `key` names."""
@@ -210,11 +275,82 @@ class DashboardQueries:
 
     async def all_suspended(self) -> bool:
         """Return True if all queues are paused at once."""
-        suspended = await self._state.cached("suspensions", STATE_SECONDS, operations.suspensions)
-        return operations.ALL_QUEUES in suspended
+        return (await self.now()).all_suspended
 
     async def workers(self) -> list[Worker]:
-        return await self._state.cached("workers", STATE_SECONDS, inspect.workers)
+        return (await self.now()).workers
+
+    async def sparks(self) -> dict[str, Sparks]:
+        """Return the last hour of each queue."""
+
+        async def ask(connection: Connection) -> dict[str, Sparks]:
+            end = floor(datetime.now(UTC), SPARK_STEP)
+            starts = [end - SPARK_STEP * back for back in range(SPARK_STEPS, 0, -1)]
+            step = SPARK_STEP.total_seconds()
+            async with one_snapshot(connection):
+                depths = await statistics.depths_by_queue(connection, None, starts[0], step)
+                ended = await statistics.throughput_by_queue(connection, starts[0], end, step)
+            waiting = {(depth.queue_name, floor(depth.at, SPARK_STEP)): depth.pending for depth in depths}
+            done = {(slot.queue_name, slot.at): slot.completed + slot.failed for slot in ended}
+            names = {name for name, _ in (*waiting, *done)}
+            return {
+                name: Sparks(
+                    [float(waiting.get((name, at), 0)) for at in starts],
+                    [float(done.get((name, at), 0)) for at in starts],
+                )
+                for name in names
+            }
+
+        return await self._state.cached("sparks", COUNTS_SECONDS, ask)
+
+    async def worker(self, worker_id: UUID) -> tuple[list[WorkerSnapshot], Latencies]:
+        """Return the snapshots of a worker, the newest first, and the times of the tasks that it ended lately."""
+
+        async def ask(connection: Connection) -> tuple[list[WorkerSnapshot], Latencies]:
+            async with one_snapshot(connection):
+                snapshots = await inspect.worker_snapshots(connection, worker_id, MOST_SNAPSHOTS)
+                return snapshots, await statistics.latencies(connection, MOST_READ, worker_id=worker_id)
+
+        return await self._state.cached(("worker", worker_id), COUNTS_SECONDS, ask)
+
+    async def key_times(self, key: str) -> Latencies:
+        """Return the times of the tasks of a key that ended lately."""
+        return await self._state.cached(
+            ("key times", key),
+            COUNTS_SECONDS,
+            lambda connection: statistics.latencies(connection, MOST_READ, key=key),
+        )
+
+    async def failures(self, query: Mapping[str, str]) -> list[Failures]:
+        """Return the groups of failures of a time span, the largest first."""
+        wanted, which = parse_task_filter(query), parse_range({"range": query.get("range", "24h")})
+        step = which.span / FAILURE_PARTS
+
+        async def ask(connection: Connection) -> list[Failures]:
+            since = datetime.now(UTC) - which.span
+            found = await inspect.failure_groups(
+                connection, wanted, since, step.total_seconds(), FAILURE_PARTS
+            )
+            groups = grouped(found, FAILURE_PARTS)[:MOST_GROUPS]
+            redactor = self._state.redactor
+            if not redactor:
+                return groups
+            whole = await inspect.arguments_of_many(connection, [UUID(group.last_id) for group in groups])
+            return [
+                group._replace(
+                    kind=redactor.scrub(
+                        group.kind,
+                        *whole.get(group.last_id, (None, None)),
+                        parameters=self._state.parameters(group.task_name),
+                    )
+                    or "",
+                    keys=[],
+                )
+                for group in groups
+            ]
+
+        key = ("failures", wanted.queue, wanted.name, wanted.code, which.name)
+        return await self._state.cached(key, COUNTS_SECONDS, ask)
 
     async def running_tasks(self) -> list[RunningTask]:
         return await self._state.cached("running", STATE_SECONDS, inspect.running_tasks)
@@ -222,24 +358,123 @@ class DashboardQueries:
     async def totals(self) -> list[TaskTotals]:
         return await self._state.cached("totals", COUNTS_SECONDS, statistics.totals)
 
-    async def tasks(self, query: Mapping[str, str]) -> TaskPage:
+    async def tasks(self, query: Mapping[str, str]) -> TaskList:
+        """Return the page of tasks that a query asks for: newest first, or sorted, or those that ended in a time span."""
+        order, window = parse_order(query), parse_window(query)
+        if order is not None or window is not None:
+            return await self._sorted_tasks(query, order or TaskOrder("ended", True), window)
         wanted, start, limit = parse_task_filter(query), parse_page_start(query), parse_limit(query)
-        since, oldest = parse_since(query), inspect.ALL_TIME
-        if since is not None:
-            moment = datetime.now(UTC) - since
-            oldest = Since(UUID(int=max(0, int(moment.timestamp() * 1000)) << 80), moment)
-        redactor = self._state.redactor
-        failed = wanted.status == "FAILED"
+        since = parse_since(query)
+        pin = parse_pin(query) if start == FIRST_PAGE else None
+        page = await self._page(wanted, pin or start, since, limit)
+        newer = 0 if pin is None else await self._newer(wanted, pin, since)
+        return TaskList(page, newer, None, 1, page.next is not None)
+
+    async def _page(
+        self, wanted: TaskFilter, start: PageStart, since: timedelta | None, limit: int
+    ) -> TaskPage:
+        in_arguments = not self._state.redactor  # a search must not find values that are redacted
 
         async def ask(connection: Connection) -> TaskPage:
-            # A search must not find values that are redacted.
             page = await inspect.tasks(
-                connection, wanted, start, oldest, limit=limit, failed=failed, in_arguments=not redactor
+                connection,
+                wanted,
+                start,
+                _oldest(since),
+                limit=limit,
+                failed=wanted.status == "FAILED",
+                in_arguments=in_arguments,
+                with_messages=True,
             )
-            shown = [replace(task, arguments=redactor.json(task.arguments)) for task in page.tasks]
-            return page._replace(tasks=shown)
+            return page._replace(tasks=await self._redacted(connection, page.tasks))
 
         return await self._state.cached(("tasks", wanted, start, since, limit), STATE_SECONDS, ask, 2)
+
+    async def _newer(self, wanted: TaskFilter, pin: PageStart, since: timedelta | None) -> int:
+        """Count the matching tasks above a pinned page, `MOST_NEWER` at most."""
+        failed, in_arguments = wanted.status == "FAILED", not self._state.redactor
+
+        async def ask(connection: Connection) -> int:
+            oldest = _oldest(since)
+            if failed:
+                seen = (await inspect.tasks(connection, wanted, pin, oldest, limit=1, failed=True)).tasks
+                ended = failed_at(seen[0]) if seen else None
+                oldest = oldest._replace(since=max(oldest.since, ended or oldest.since))
+            else:
+                oldest = oldest._replace(after=max(oldest.after, pin.before))
+            page = await inspect.tasks(
+                connection,
+                wanted,
+                FIRST_PAGE,
+                oldest,
+                limit=MOST_NEWER,
+                failed=failed,
+                in_arguments=in_arguments,
+            )
+            return len(page.tasks) - (failed and bool(page.tasks) and page.next is None)
+
+        return await self._state.cached(("newer", wanted, pin, since), STATE_SECONDS, ask)
+
+    async def _sorted_tasks(
+        self, query: Mapping[str, str], order: TaskOrder, window: tuple[datetime, datetime] | None
+    ) -> TaskList:
+        wanted, limit, number = parse_task_filter(query), parse_limit(query), parse_page_number(query)
+        since, skipped = parse_since(query), (number - 1) * limit
+        if window is not None:
+            oldest, until = Since(FIRST_ID, window[0]), window[1]
+        else:
+            oldest, until = _oldest(since), None
+        if skipped > MOST_READ:
+            raise HttpError(
+                400, f"A sorted list ends after {MOST_READ:,} tasks.", "Narrow it down by a filter."
+            )
+        in_arguments = not self._state.redactor
+
+        async def ask(connection: Connection) -> list[TaskRow]:
+            found = await inspect.sorted_tasks(
+                connection,
+                wanted,
+                order,
+                oldest,
+                until,
+                limit=limit + 1,
+                skipped=skipped,
+                in_arguments=in_arguments,
+            )
+            return await self._redacted(connection, found)
+
+        key = ("sorted", wanted, order, window, since, limit, number)
+        found = await self._state.cached(key, SORTED_SECONDS, ask)
+        page = TaskPage(found[:limit], None, None)
+        return TaskList(page, 0, order, number, len(found) > limit)
+
+    async def _redacted(self, connection: Connection, found: list[TaskRow]) -> list[TaskRow]:
+        """Return the tasks of a list without the values to hide, neither in their arguments nor in messages that quote them."""
+        redactor = self._state.redactor
+        if not redactor:
+            return found
+        quoting = [UUID(task.task_id) for task in found if task.message or task.failed_reason]
+        whole = await inspect.arguments_of_many(connection, quoting) if quoting else {}
+        shown: list[TaskRow] = []
+        for task in found:
+            kwargs, args = whole.get(task.task_id, (None, None))
+            parameters = self._state.parameters(task.task_name)
+            message, reason = (
+                redactor.scrub(text, kwargs, args, parameters=parameters)
+                for text in (task.message, task.failed_reason)
+            )
+            hidden = redactor.json(task.arguments)
+            shown.append(replace(task, arguments=hidden, message=message, failed_reason=reason))
+        return shown
+
+    async def count(self, query: Mapping[str, str]) -> dict[str, int]:
+        """Count the tasks that match a filter, and those that each bulk action could change."""
+        which = selection(parse_bulk_filter(query), None, in_arguments=not self._state.redactor)
+
+        async def ask(connection: Connection) -> dict[str, int]:
+            return await operations.count_matching(connection, which)
+
+        return await self._state.cached(("count", *sorted(query.items())), STATE_SECONDS, ask)
 
     async def days(self) -> dict[str, dict[str, int]]:
         """Return how many tasks completed and failed within a day, by queue."""
@@ -260,8 +495,8 @@ class DashboardQueries:
             "RUNNING": sum(queue.running for queue in queues),
             "COMPLETED": sum(each.completed for each in ended),
             "FAILED": sum(each.failed for each in ended),
-            "CANCELLED": 0,
-            "EXPIRED": 0,
+            "CANCELLED": sum(each.cancelled for each in ended),
+            "EXPIRED": sum(each.expired for each in ended),
         }
         by_name: Counter[str] = Counter()
         by_queue = Counter(

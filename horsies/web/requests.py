@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from horsies.codec.values import NotEncodable, check_nul
 from horsies.db.connection import TRANSIENT
-from horsies.db.queries.inspect import FIRST_PAGE, PageStart, TaskFilter
+from horsies.db.queries.inspect import FIRST_PAGE, SORTS, PageStart, TaskFilter, TaskOrder
 from horsies.durations import seconds_of
 from horsies.errors import HorsiesError, mask_passwords
 from horsies.status import TaskStatus, WorkflowStatus
@@ -123,11 +123,61 @@ def parse_range(query: Mapping[str, str]) -> Range:
     return RANGES[_one_of(query.get("range", "5m"), "range", RANGES)]
 
 
+def parse_by(query: Mapping[str, str]) -> str | None:
+    """Return what a chart is broken down by: "queue", "task" or nothing."""
+    given = query.get("by")
+    return _one_of(given, "by", ("queue", "task")) if given else None
+
+
 def parse_task_filter(query: Mapping[str, str]) -> TaskFilter:
     values = {name: _text(query, name) for name in TaskFilter._fields}
     if values["status"] is not None:
         values["status"] = _one_of(values["status"].upper(), "status", TaskStatus)
     return TaskFilter(**values)
+
+
+def parse_order(query: Mapping[str, str]) -> TaskOrder | None:
+    """Return the order that a list of tasks is sorted in, None for the newest first."""
+    given = _text(query, "sort")
+    if given is None:
+        return None
+    key = _one_of(given.removeprefix("-"), "sort", SORTS)
+    return TaskOrder(key, given.startswith("-"))
+
+
+def parse_window(query: Mapping[str, str]) -> tuple[datetime, datetime] | None:
+    """Return the time span `from` to `until` in which tasks ended, None if the query names none."""
+    first, last = _text(query, "from"), _text(query, "until")
+    if first is None and last is None:
+        return None
+    since = parse_time("from", first) if first is not None else datetime.min.replace(tzinfo=UTC)
+    until = parse_time("until", last) if last is not None else datetime.now(UTC)
+    if since >= until:
+        raise HttpError(400, "from is not before until.")
+    return since, until
+
+
+def parse_time(name: str, given: str) -> datetime:
+    """Return a time such as 2026-07-01T08:00:00Z; without a zone it is in UTC."""
+    try:
+        found = datetime.fromisoformat(given)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise HttpError(400, f"{name} is {given[:50]!r}.", "Write a time as 2026-07-01T08:00:00Z.") from None
+
+
+def parse_pin(query: Mapping[str, str]) -> PageStart | None:
+    """Return the start of the page that a viewer looks at."""
+    before, comma, ended = (query.get("pin") or "").partition(",")
+    return parse_page_start({"before": before, "ended": ended}) if comma else None
+
+
+def parse_page_number(query: Mapping[str, str]) -> int:
+    """Return the number of the page of a sorted list, from 1."""
+    given = query.get("page", "1")
+    if _SMALL_NUMBER.fullmatch(given) is None:
+        raise HttpError(400, f"page is {given[:20]!r}.", "Use a number from 1, in plain digits.")
+    return int(given)
 
 
 def parse_workflow_filter(query: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -60,6 +61,14 @@ def _small_pool(config: PostgresConfig, name: str, settings: str) -> Database:
         schema=config.schema,
     )
     return Database(direct, name, BY_INDEX)
+
+
+@asynccontextmanager
+async def one_snapshot(connection: Connection) -> AsyncGenerator[None]:
+    """Run statements that all see the same state of the database, so that their numbers agree."""
+    async with connection.transaction():
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
 
 
 QUERIES_PER_SECOND = 15
@@ -251,6 +260,13 @@ class DashboardState:
         self._postgres: PostgresConfig | None = None
         self._read_pool: Database | None = None
         self._action_pool: Database | None = None
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run an action that outlives its request."""
+        task = asyncio.create_task(job, name="horsies-web-action")
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
 
     def parameters(self, task_name: str) -> list[str]:
         """Return the names of a task's parameters in order; none if the dashboard was started without the app."""
@@ -296,6 +312,7 @@ class DashboardState:
             self.broadcaster.send(CHANGED)
 
     async def close(self) -> None:
+        await asyncio.gather(*self._jobs, return_exceptions=True)
         for pool in (self._read_pool, self._action_pool):
             if pool is not None:
                 await pool.close()

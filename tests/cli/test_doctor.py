@@ -70,7 +70,7 @@ def test_the_findings_are_one_json_document(workplace, db):
     assert result.returncode == 1
     assert document["checks"] == [check.name for check in CHECKS]
     limbo, durability = document["findings"]
-    assert sorted(limbo) == ["check", "count", "examples", "level", "message", "remedy"]
+    assert sorted(limbo) == ["check", "command", "count", "examples", "level", "message", "remedy"]
     assert (limbo["check"], limbo["level"], limbo["count"]) == ("limbo", "violation", 1)
     assert limbo["examples"] == [task_id]
     assert (durability["check"], durability["level"], durability["count"]) == ("durability", "warning", 2)

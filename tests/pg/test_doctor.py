@@ -15,7 +15,16 @@ from psycopg import sql
 from horsies import PostgresConfig
 from horsies.db.connection import Connection, connect
 from horsies.db.migrations import migrate
-from horsies.db.queries.doctor import HEALTH, INVARIANTS, Finding, Thresholds, examine, utc_now
+from horsies.db.queries.doctor import (
+    CHECKS,
+    COMMANDS,
+    HEALTH,
+    INVARIANTS,
+    Finding,
+    Thresholds,
+    examine,
+    utc_now,
+)
 from tests.pg.conftest import Add
 from tests.pg.hands import Hands
 from tests.support.servers import extra_server
@@ -549,3 +558,7 @@ def test_nothing_is_written_whatever_the_tables_have_become(db: Db, found: Exami
 
     assert "read-only transaction" in found()["rates"].message
     assert db.execute("SELECT FROM real_rates").fetchall() == []
+
+
+def test_every_check_has_a_command() -> None:
+    assert set(COMMANDS) == {check.name for check in CHECKS}

@@ -78,6 +78,17 @@ SENSELESS = [
     ("/api/tasks?before=x", 400),
     ("/api/tasks?ended=x&status=FAILED", 400),
     ("/api/tasks?limit=0", 400),
+    ("/api/tasks?sort=color", 400),
+    ("/api/tasks?sort=run&page=0", 400),
+    ("/api/tasks?sort=run&page=9999", 400),
+    ("/api/tasks?from=yesterday", 400),
+    ("/api/tasks?from=2026-07-02T00:00:00Z&until=2026-07-01T00:00:00Z", 400),
+    ("/api/tasks/count", 400),
+    ("/api/tasks/count?from=x", 400),
+    ("/api/overview?by=color", 400),
+    ("/api/failures?range=1y", 400),
+    (f"/api/workers/{NOBODY}", 404),
+    ("/api/workers/none", 404),
     ("/api/tasks?limit=1e9", 400),
     ("/api/tasks?limit=501", 400),
     ("/api/tasks?limit=000000001000000", 400),
@@ -115,7 +126,8 @@ def test_a_bulk_action_that_does_not_say_which_tasks_is_refused(quiet_call: Call
         {"ids": []},
         {"ids": [], "filter": {}},
         {"filter": {"sql": "1=1"}},
-        {"filter": {"q": "x"}},
+        {"filter": {"text": "x"}},
+        {"filter": {"since": "yesterday"}},
         {"filter": {"status": "LOST"}},
         {"filter": {"status": "PENDING" if act != "cancel" else "COMPLETED"}},
         [],
@@ -362,4 +374,4 @@ def test_the_description_of_the_api_names_every_call(quiet_call: Call) -> None:
     document = answer.json()
     assert document["openapi"].startswith("3.1")
     assert "409" in document["paths"]["/api/tasks/{task_id}/retry"]["post"]["responses"]
-    assert json.dumps(document["paths"]["/api/tasks"]["get"]["parameters"]).count('"in": "query"') == 10
+    assert json.dumps(document["paths"]["/api/tasks"]["get"]["parameters"]).count('"in": "query"') == 15

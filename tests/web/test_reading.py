@@ -41,13 +41,15 @@ VALUES: dict[str, Any] = {
     "before": UUID(int=1 << 127), "after": UUID(int=0), "ended": "infinity", "since": datetime(2020, 1, 1, tzinfo=UTC),
     "most": 1_000, "limit": 50, "status": None, "queue": None, "name": None, "code": None, "key": None, "q": None, "in_arguments": True, "id": uuid4(),
     "shown": 100, "until": datetime.now(UTC), "part": "args", "parts": True, "live_only": False, "with_messages": True,
-    "ids": [uuid4()],
+    "ids": [uuid4()], "key": None, "kind": None, "sort": "run", "sign": -1, "skipped": 0, "step": 60.0, "part_count": 24, "by": "task",
+    "worker_id": uuid4(),
 }  # fmt: skip
 
 
 PAGES = (
     "tasks", "tasks_end", "failed_tasks", "failed_tasks_end", "failures_by_queue", "error_codes", "task", "attempts",
-    "payload", "queues", "running_tasks", "workflows", "nodes",
+    "payload", "queues", "running_tasks", "workflows", "nodes", "sorted_tasks", "sorted_failures", "failure_groups",
+    "latencies",
 )  # fmt: skip
 MEANT = {
     "failed_tasks": "terminal_at_id_idx", "tasks": "_pkey", "queues": "horsies_tasks_live_claim",

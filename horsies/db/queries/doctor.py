@@ -7,7 +7,8 @@ To add a check, write a statement in `doctor.sql` and a `Check` of the same name
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+import shlex
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -66,6 +67,7 @@ class Finding:
     remedy: str
     count: int
     examples: list[str]
+    command: str | None = None
 
 
 SCHEMA = Check(
@@ -312,6 +314,50 @@ LISTEN = Check(
 )
 
 CHECKS = (SCHEMA, *INVARIANTS, *HEALTH, LISTEN)
+
+# The command or the SQL statement that mends what a check found, or shows more of it. `{}` stands for what a finding names first.
+COMMANDS: Mapping[str, str] = {
+    "schema": "horsies migrate",
+    "limbo": "horsies info --workers",
+    "misplaced": "horsies show {}",
+    "ownership": "UPDATE horsies_tasks_live SET status = 'PENDING', claimed_by_worker_id = NULL, claimed_at = NULL,"
+    " claim_seq = claim_seq + 1 WHERE id = '{}';",
+    "stalled_steps": "SELECT horsies_wake(ARRAY['{}'::uuid]);",
+    "key_slots": "horsies info --workers",
+    "uncounted_keys": "horsies show {}",
+    "undated": "UPDATE horsies_tasks SET terminal_at = coalesce(completed_at, failed_at, now()) WHERE id = '{}';",
+    "twins": "DELETE FROM horsies_tasks_live WHERE id = '{}';",
+    "dead_shares": "DELETE FROM horsies_in_flight WHERE worker_id = '{}';",
+    "negative_shares": "horsies info --workers",
+    "uncounted": "horsies info --workers",
+    "rates": "UPDATE horsies_rates SET spent_until = now() WHERE spent_until > now();",
+    "workflow_lag": "horsies workflows list",
+    "workflow_stalls": "horsies workflows list",
+    "workflow_counts": "horsies workflows list",
+    "poisoned": "horsies failed --code POISONED_ROW",
+    "lost_keys": "DELETE FROM horsies_idempotency_keys WHERE task_id = '{}';",
+    "missing_partitions": "SELECT horsies_prepare_history(7);",
+    "default_partition": "SELECT count(*) FROM horsies_tasks_history_default;",
+    "unserved_queues": "horsies worker --queues {}",
+    "overdue_queues": "horsies info --workers",
+    "overdue_schedules": "horsies scheduler",
+    "broken_schedules": "horsies schedules list",
+    "late_workers": "horsies info --workers",
+    "dead_rows": "VACUUM (VERBOSE) {};",
+    "old_snapshots": "SELECT pid, usename, application_name, state, xact_start, query FROM pg_stat_activity ORDER BY xact_start LIMIT 5;",
+    "prepared_transactions": "SELECT gid, prepared, owner FROM pg_prepared_xacts ORDER BY prepared;",
+    "replication_slots": "SELECT slot_name, active, restart_lsn FROM pg_replication_slots;",
+    "idle_transactions": "SELECT pid, usename, application_name, state_change FROM pg_stat_activity WHERE state LIKE 'idle in%';",
+    "notification_queue": "SELECT pg_notification_queue_usage();",
+    "invalid_indexes": "REINDEX INDEX CONCURRENTLY {};",
+    "autovacuum": "SELECT name, setting FROM pg_settings WHERE name IN ('autovacuum', 'track_counts');",
+    "connections": "SELECT usename, application_name, count(*) FROM pg_stat_activity GROUP BY 1, 2 ORDER BY 3 DESC;",
+    "durability": "SHOW fsync; SHOW synchronous_commit; SHOW full_page_writes;",
+    "creators": "{}",
+    "clock": "timedatectl status",
+    "hidden_sessions": "GRANT pg_read_all_stats TO CURRENT_USER;",
+    "listen": "SELECT pg_listening_channels();",
+}
 # What these checks find is an error; what the others find may be one.
 VIOLATIONS = (SCHEMA, *INVARIANTS)
 
@@ -404,7 +450,21 @@ def _finding(check: Check, thresholds: Thresholds, count: int, examples: list[st
         remedy=check.remedy,
         count=count,
         examples=examples,
+        command=_command(check, examples),
     )
+
+
+def _command(check: Check, examples: list[str]) -> str | None:
+    """Return the command for a finding, with what its first example names; None if it names nothing."""
+    template = COMMANDS[check.name]
+    if "{}" not in template:
+        return template
+    if not examples:
+        return None
+    named = examples[0].rpartition(": ")[0] or examples[0]  # what comes after a colon is said of it
+    if check.name not in ("unserved_queues", "creators"):
+        named = named.split()[0]
+    return template.replace("{}", shlex.quote(named) if template.startswith("horsies") else named)
 
 
 @asynccontextmanager

@@ -116,6 +116,7 @@ SELECT wanted.part
 SELECT id::text FROM horsies_tasks_history_default;
 
 -- name: unserved_queues
+-- A paused queue is not stuck: it waits for somebody to resume it. Nor is it overdue.
 SELECT queue_name || ': ' || count(*) || ' due, the oldest for '
        || date_trunc('second', now() - greatest(min(enqueued_at), '0001-01-01'))
   FROM horsies_tasks_live AS task
@@ -123,6 +124,7 @@ SELECT queue_name || ': ' || count(*) || ' due, the oldest for '
    AND NOT EXISTS (SELECT FROM horsies_workers AS worker
                     WHERE worker.dead_at IS NULL AND worker.lease_expires_at > now()
                       AND task.queue_name = ANY (worker.queues))
+   AND NOT EXISTS (SELECT FROM horsies_suspensions AS held WHERE held.queue_name IN ('', task.queue_name))
  GROUP BY queue_name;
 
 -- name: overdue_queues
@@ -138,6 +140,7 @@ SELECT queue_name || ': ' || count(*) || ' due, the oldest for '
                   AND CASE WHEN task.is_async THEN worker.waiting_async ELSE worker.waiting END)
    AND NOT EXISTS (SELECT FROM horsies_in_flight AS share
                     WHERE share.queue_name IN ('', task.queue_name) AND share.tasks > 0)
+   AND NOT EXISTS (SELECT FROM horsies_suspensions AS held WHERE held.queue_name IN ('', task.queue_name))
  GROUP BY queue_name;
 
 -- name: overdue_schedules

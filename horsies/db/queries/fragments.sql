@@ -36,9 +36,31 @@ AND (%(code)s::text IS NULL OR error_code = %(code)s)
 -- fragment: matches_filter
 (%(status)s::text IS NULL OR status = %(status)s) AND {matches_names}
 
+-- fragment: has_text
+(%(q)s::text IS NULL OR strpos(lower(task_name), lower(%(q)s)) > 0 OR error_code = %(q)s
+ OR %(in_arguments)s AND (strpos(kwargs, %(q)s) > 0 OR strpos(args, %(q)s) > 0))
+
+-- fragment: has_key
+(%(key)s::text IS NULL OR rate_key = 'key=' || %(key)s)
+
+-- fragment: error_kind
+-- The message of a stored error without what differs from one failure to the next: quoted texts, and words with a digit or an @
+-- in them. It is cut out with a regular expression, not decoded, because a text that is not JSON would fail the statement.
+left(regexp_replace(regexp_replace(
+    coalesce(substring(left(result, 4000) FROM '^\s*\{\s*"err".*?"message"\s*:\s*"((?:[^"\\]|\\.)*)'), failed_reason, ''),
+    '\\"[^"]{1,200}\\"|''[^'']{1,200}''|[^\s"''(),;:=\[\]{}<>/]*[0-9@][^\s"''(),;:=\[\]{}<>/]*', '…', 'g'),
+    '…(?:[:/.,-]…)+', '…', 'g'), 300)
+
+-- fragment: is_kind
+-- True for failures of the kind whose digest is given.
+(%(kind)s::text IS NULL OR md5({error_kind}) = %(kind)s)
+
 -- fragment: is_selected
 -- True for the tasks of a `Selection`.
-(%(ids)s::uuid[] IS NULL OR task.id = ANY (%(ids)s::uuid[])) AND {matches_filter}
+(%(ids)s::uuid[] IS NULL OR task.id = ANY (%(ids)s::uuid[])) AND {matches_filter} AND {has_text} AND {has_key}
+AND (%(sent_since)s::uuid IS NULL OR task.id >= %(sent_since)s::uuid)
+AND (%(ended_since)s::timestamptz IS NULL OR task.terminal_at >= %(ended_since)s::timestamptz)
+AND (%(ended_until)s::timestamptz IS NULL OR task.terminal_at < %(ended_until)s::timestamptz) AND {is_kind}
 
 -- fragment: durations
 -- The seconds that a task waited and ran. Seconds are subtracted instead of times, because up to PostgreSQL 16 infinite times

@@ -134,7 +134,10 @@ class FullTask(NamedTuple):
 
 
 class TaskFilter(NamedTuple):
-    """The tasks to list: those that match every field that is not None. `q` is a text in names, arguments or error codes."""
+    """The tasks to list: those that match every field that is not None.
+
+    `q` is a text in names, arguments or error codes, `kind` the digest of a kind of error message.
+    """
 
     status: str | None = None
     queue: str | None = None
@@ -142,6 +145,7 @@ class TaskFilter(NamedTuple):
     code: str | None = None
     q: str | None = None
     key: str | None = None
+    kind: str | None = None
 
 
 class PageStart(NamedTuple):
@@ -164,12 +168,40 @@ FIRST_PAGE, ALL_TIME = PageStart(), Since()
 class TaskPage(NamedTuple):
     """Matching tasks and the start of the next page, None at the end of the list.
 
-    `looked_back_to` is set if the page is not full because it has read as many rows as one page may.
+    `looked_back_to` is set if the page is not full because it has read as many rows as one page may. A page that starts at
+    `pin` has the same first task, whatever is sent meanwhile.
     """
 
     tasks: list[TaskRow]
     next: PageStart | None
     looked_back_to: datetime | None
+    pin: PageStart | None = None
+
+
+class TaskOrder(NamedTuple):
+    """The order of a list of tasks that no index has: a key of `SORTS`, ascending unless `descending`."""
+
+    sort: str
+    descending: bool
+
+
+SORTS = ("run", "wait", "ended", "sent", "attempts", "priority", "task", "queue", "status", "error")
+
+
+class FailureGroup(NamedTuple):
+    """Failures with the same error code, task and kind of message, in one of the parts of a time span."""
+
+    error_code: str | None
+    task_name: str
+    kind: str
+    digest: str
+    part: int
+    tasks: int
+    retryable: int
+    keys: list[str] | None
+    first_at: datetime
+    last_at: datetime
+    last_id: str
 
 
 class Queue(NamedTuple):
@@ -377,13 +409,68 @@ async def tasks(
     }
     rows = await _fetch_dicts(connection, verb, values)
     ends = [row.pop("ended", FIRST_PAGE.ended) for row in rows]
-    found = [TaskRow(message=error_of(row.pop("stored_error"))[0], **row) for row in rows[:limit]]
+    found = _task_rows(rows[:limit])
+    pin = PageStart(UUID(int=min(UUID(found[0].task_id).int + 1, LAST_ID.int)), ends[0]) if found else None
     if len(rows) > limit:
-        return TaskPage(found, PageStart(UUID(found[-1].task_id), ends[limit - 1]), None)
+        return TaskPage(found, PageStart(UUID(found[-1].task_id), ends[limit - 1]), None, pin)
     for row in await _fetch_dicts(connection, f"{verb}_end", values):
         following = PageStart(row["id"], row.get("ended", FIRST_PAGE.ended))
-        return TaskPage(found, following, row["at"])
-    return TaskPage(found, None, None)
+        return TaskPage(found, following, row["at"], pin)
+    return TaskPage(found, None, None, pin)
+
+
+def _task_rows(rows: Iterable[dict[str, Any]]) -> list[TaskRow]:
+    return [TaskRow(message=error_of(row.pop("stored_error"))[0], **row) for row in rows]
+
+
+async def sorted_tasks(
+    connection: Connection,
+    wanted: TaskFilter,
+    order: TaskOrder,
+    since: Since = ALL_TIME,
+    until: datetime | None = None,
+    *,
+    limit: int,
+    skipped: int = 0,
+    in_arguments: bool = True,
+) -> list[TaskRow]:
+    """Return tasks in an order that no index has: of the `MOST_READ` newest tasks, or of the latest failures.
+
+    With `until`, only tasks that ended between `since` and then; at most `MOST_READ` of them are read.
+    """
+    failed = wanted.status == "FAILED"
+    values = {
+        **wanted._asdict(),
+        **since._asdict(),
+        "until": until,
+        "live_only": wanted.status in _LIVE_STATUSES,
+        "in_arguments": in_arguments,
+        "sort": order.sort,
+        "sign": -1 if order.descending else 1,
+        "most": MOST_READ,
+        "limit": limit,
+        "skipped": skipped,
+        "with_messages": True,
+        "shown": STORED_SHOWN,
+    }
+    verb = "sorted_ended" if until is not None else "sorted_failures" if failed else "sorted_tasks"
+    return _task_rows(await _fetch_dicts(connection, verb, values))
+
+
+async def failure_groups(
+    connection: Connection, wanted: TaskFilter, since: datetime, step: float, parts: int
+) -> list[FailureGroup]:
+    """Group the `MOST_COUNTED` latest failures since a time, each group in parts of `step` seconds."""
+    values = {
+        "name": wanted.name,
+        "queue": wanted.queue,
+        "code": wanted.code,
+        "since": since,
+        "step": step,
+        "part_count": parts,
+        "most": MOST_COUNTED,
+    }
+    return await fetch(connection, FailureGroup, SQL["failure_groups"], values)
 
 
 async def search(

@@ -10,13 +10,6 @@ left(error_code, 300) AS error_code, workflow_id::text AS workflow_id, left(kwar
 {task_columns}, CASE WHEN %(with_messages)s THEN left(failed_reason, %(shown)s) END AS failed_reason,
 CASE WHEN %(with_messages)s AND error_code IS NOT NULL THEN left(result, %(shown)s) END AS stored_error
 
--- fragment: has_text
-(%(q)s::text IS NULL OR strpos(lower(task_name), lower(%(q)s)) > 0 OR error_code = %(q)s
- OR %(in_arguments)s AND (strpos(kwargs, %(q)s) > 0 OR strpos(args, %(q)s) > 0))
-
--- fragment: has_key
-(%(key)s::text IS NULL OR rate_key = 'key=' || %(key)s)
-
 -- name: tasks
 -- List tasks, the newest first. The statement reads at most `most` rows and returns those that match the filter. Because the
 -- table is partitioned by `live`, `live >= true` reads the live partition only, and `live >= false` reads all partitions.
@@ -51,7 +44,7 @@ SELECT {listed_columns}, to_json(ended_at) #>> '{}' AS ended
   FROM (SELECT * FROM ((SELECT *, terminal_at AS ended_at {failed_in_history}) UNION ALL
                        (SELECT *, failed_at AS ended_at {failed_in_live})) AS failed
          ORDER BY ended_at DESC, id DESC LIMIT %(most)s) AS newest
- WHERE {matches_names} AND {has_text} AND {has_key}
+ WHERE {matches_names} AND {has_text} AND {has_key} AND {is_kind}
  ORDER BY newest.ended_at DESC, newest.id DESC LIMIT %(limit)s;
 
 -- name: failed_tasks_end
@@ -60,6 +53,63 @@ SELECT id, ended_at AS at, to_json(ended_at) #>> '{}' AS ended
   FROM ((SELECT id, terminal_at AS ended_at {failed_in_history}) UNION ALL
         (SELECT id, failed_at AS ended_at {failed_in_live})) AS failed
  ORDER BY ended_at DESC, id DESC OFFSET %(most)s - 1 LIMIT 1;
+
+-- fragment: newest_tasks
+SELECT * FROM horsies_tasks WHERE live >= %(live_only)s AND id >= %(after)s ORDER BY id DESC LIMIT %(most)s
+
+-- fragment: newest_failures
+SELECT * FROM horsies_tasks_history WHERE status = 'FAILED' AND terminal_at >= %(since)s
+ ORDER BY terminal_at DESC, id DESC LIMIT %(most)s
+
+-- fragment: ended_tasks
+SELECT * FROM horsies_tasks_history WHERE terminal_at >= %(since)s AND terminal_at < %(until)s LIMIT %(most)s
+
+-- fragment: seconds_of_task
+-- What a list can be sorted by, as a number. Seconds are subtracted, not times: up to PostgreSQL 16 infinite times cannot be.
+CROSS JOIN LATERAL (SELECT CASE %(sort)s
+    WHEN 'run' THEN extract(epoch FROM coalesce(terminal_at, now()))::double precision
+                    - extract(epoch FROM started_at)::double precision
+    WHEN 'wait' THEN extract(epoch FROM coalesce(started_at, terminal_at, now()))::double precision
+                     - extract(epoch FROM enqueued_at)::double precision
+    WHEN 'ended' THEN extract(epoch FROM terminal_at)::double precision
+    WHEN 'sent' THEN extract(epoch FROM sent_at)::double precision
+    WHEN 'attempts' THEN earlier_attempts::integer + retry_count + (started_at IS NOT NULL)::int
+    WHEN 'priority' THEN priority END AS value,
+    CASE %(sort)s WHEN 'task' THEN task_name WHEN 'queue' THEN queue_name WHEN 'status' THEN status
+                  WHEN 'error' THEN error_code END AS word) AS sorted
+
+-- fragment: in_chosen_order
+ORDER BY value * %(sign)s::integer NULLS LAST, CASE WHEN %(sign)s::integer > 0 THEN word END,
+         CASE WHEN %(sign)s::integer < 0 THEN word END DESC NULLS LAST, id DESC LIMIT %(limit)s OFFSET %(skipped)s
+
+-- name: sorted_tasks
+-- List tasks in an order that no index has: the statement sorts the newest `most` of them.
+SELECT {listed_columns} FROM ({newest_tasks}) AS newest {seconds_of_task} WHERE {matches_filter} AND {has_text} AND {has_key} {in_chosen_order};
+
+-- name: sorted_failures
+-- The same for the `most` latest failures.
+SELECT {listed_columns} FROM ({newest_failures}) AS newest {seconds_of_task}
+ WHERE {matches_names} AND {has_text} AND {has_key} AND {is_kind} {in_chosen_order};
+
+-- name: sorted_ended
+-- The same for tasks that ended within a time span; of more than `most`, any.
+SELECT {listed_columns} FROM ({ended_tasks}) AS newest {seconds_of_task}
+ WHERE {matches_filter} AND {has_text} AND {has_key} AND {is_kind} {in_chosen_order};
+
+-- name: failure_groups
+-- Group the latest failures by error code, task and kind of message, each group in parts by time. The last failure stands for
+-- its part.
+SELECT left(error_code, 300) AS error_code, left(task_name, 300) AS task_name, kind, md5(kind) AS digest, part, count(*) AS tasks,
+       count(*) FILTER (WHERE workflow_id IS NULL) AS retryable,
+       (array_agg(DISTINCT left(task_key, 100)) FILTER (WHERE task_key IS NOT NULL))[1:4] AS keys,
+       min(terminal_at) AS first_at, max(terminal_at) AS last_at,
+       (array_agg(id::text ORDER BY terminal_at DESC, id DESC))[1] AS last_id
+  FROM (SELECT *, {error_kind} AS kind, CASE WHEN starts_with(rate_key, 'key=') THEN substr(rate_key, 5) ELSE unique_key END AS task_key,
+               least(greatest(floor((extract(epoch FROM terminal_at)::double precision
+                                     - extract(epoch FROM %(since)s::timestamptz)::double precision) / %(step)s), 0),
+                     %(part_count)s - 1)::integer AS part
+          FROM ({newest_failures}) AS newest WHERE {matches_names}) AS latest
+ GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 5;
 
 -- name: task
 -- Read one task. Texts are cut to `shown` characters. If an id is both live and in history, the live task counts.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from psycopg import errors
-from psycopg.rows import scalar_row
+from psycopg.rows import dict_row, scalar_row
 
 from horsies.db.connection import Connection
+from horsies.db.ids import LONG_AGO
 from horsies.db.queries.retention import KEYS
 from horsies.db.queries.retention import SQL as RETENTION
 from horsies.db.sql import statements
@@ -27,7 +29,8 @@ ALL_QUEUES = ""
 class Selection(NamedTuple):
     """The tasks that a bulk action works on: those that match every field that is not None.
 
-    Every bulk action passes all fields to its SQL with `_asdict`, so that no filter can be dropped on the way.
+    Every bulk action passes all fields to its SQL with `_asdict`, so that no filter can be dropped on the way. `q` is a text in
+    names, arguments or error codes; `sent_since` the lowest id; `kind` the digest of a kind of error message.
     """
 
     ids: Sequence[UUID] | None = None
@@ -35,18 +38,33 @@ class Selection(NamedTuple):
     queue: str | None = None
     name: str | None = None
     code: str | None = None
+    q: str | None = None
+    in_arguments: bool = True
+    sent_since: UUID | None = None
+    ended_since: datetime | None = None
+    ended_until: datetime | None = None
+    key: str | None = None
+    kind: str | None = None
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """Return the fields that narrow the selection down, besides the ids."""
+        return {
+            field: value
+            for field, value in self._asdict().items()
+            if field not in ("ids", "in_arguments") and value is not None
+        }
 
     @property
     def is_empty(self) -> bool:
         """Return True if there are neither ids nor a filter."""
-        return not self.ids and all(value is None for value in self[1:])
+        return not self.ids and not self.filters
 
     def __str__(self) -> str:
         """Describe the selection for the record of actions."""
         named = [
-            f"{field} {value!r}"
-            for field, value in self._asdict().items()
-            if field != "ids" and value is not None
+            f"{field} {value.isoformat() if isinstance(value, datetime) else str(value)!r}"
+            for field, value in self.filters.items()
         ]
         if self.ids is not None:
             named.insert(0, ", ".join(map(str, self.ids[:5])) + (", …" if len(self.ids) > 5 else ""))
@@ -112,6 +130,19 @@ async def requeue(connection: Connection, which: Selection) -> int:
     raise AssertionError("the last try returns or raises")
 
 
+async def restore(connection: Connection, which: Selection) -> AsyncGenerator[int]:
+    """Undo a cancel: send the cancelled tasks again that had not started, each once. Yield the number of each batch."""
+    after: dict[str, Any] = {"after_time": LONG_AGO, "after": UUID(int=0)}
+    while True:
+        values = which._asdict() | {"batch": BATCH, **after}
+        cursor = await connection.cursor(row_factory=dict_row).execute(SQL["restore"], values)
+        row = await cursor.fetchone()
+        if row is None:
+            return
+        after = {"after_time": row["terminal_at"], "after": row["id"]}
+        yield row["sent"]
+
+
 async def count(
     connection: Connection, what: Literal["failed", "twins", "finished", "live"], which: Selection
 ) -> int:
@@ -121,6 +152,19 @@ async def count(
     """
     cursor = await connection.cursor(row_factory=scalar_row).execute(SQL[f"count_{what}"], which._asdict())
     return int(await cursor.fetchone() or 0)
+
+
+async def count_matching(connection: Connection, which: Selection) -> dict[str, int]:
+    """Count all tasks that match as `total`, and those that a `retry`, `cancel` or `delete` could change."""
+    cursor = await connection.cursor(row_factory=dict_row).execute(SQL["count_matching"], which._asdict())
+    return await cursor.fetchone() or {}
+
+
+async def clock(connection: Connection) -> datetime:
+    """Return the database's time."""
+    row = await (await connection.cursor(row_factory=scalar_row).execute(SQL["clock"])).fetchone()
+    assert isinstance(row, datetime)
+    return row
 
 
 async def delete_finished(connection: Connection, which: Selection, batch: int) -> int:

@@ -97,6 +97,42 @@ WITH found AS (
 )
 SELECT back.id FROM back CROSS JOIN woken;
 
+-- name: restore
+-- Undo the cancel of one batch of tasks that had not started and belong to no workflow. A cancelled task is final, so each is sent
+-- again under a new id, once: an idempotency key remembers it. A task whose unique key a live task has is skipped. The batch
+-- begins after a time of cancel and an id; the answer is the number of tasks that were sent, and where the batch ended.
+WITH found AS (
+    SELECT *, row_number() OVER (ORDER BY terminal_at, id)::integer AS place FROM (
+        SELECT * FROM horsies_tasks_history AS task
+         WHERE status = 'CANCELLED' AND workflow_id IS NULL AND started_at IS NULL AND {is_selected}
+           AND (terminal_at, id) > (%(after_time)s::timestamptz, %(after)s::uuid)
+         ORDER BY terminal_at, id LIMIT %(batch)s) AS batch
+), once AS (
+    INSERT INTO horsies_idempotency_keys (idempotency_key, task_id, enqueue_sha)
+    SELECT 'undo the cancel of ' || id, horsies_new_id(place), '' FROM found
+     WHERE NOT EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.unique_key = found.unique_key)
+    ON CONFLICT DO NOTHING RETURNING idempotency_key, task_id
+), sent AS (
+    INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms,
+                                    max_retries, task_options, unique_key, tags, rate_key, cost)
+    SELECT once.task_id, task_name, queue_name, is_async, priority, kwargs, greatest(enqueued_at, now()), good_until, timeout_ms,
+           max_retries, task_options, unique_key, tags, rate_key, cost
+      FROM once JOIN found ON once.idempotency_key = 'undo the cancel of ' || found.id
+    ON CONFLICT DO NOTHING RETURNING id
+)
+SELECT (SELECT count(*) FROM sent) AS sent, terminal_at, id FROM found ORDER BY place DESC LIMIT 1;
+
+-- name: count_matching
+-- Count the tasks that match, and those that each bulk action could change.
+SELECT (SELECT count(*) FROM horsies_tasks AS task WHERE {is_selected}) AS total,
+       (SELECT count(*) FROM horsies_tasks_history AS task
+         WHERE status = 'FAILED' AND workflow_id IS NULL AND {is_selected}) AS retry,
+       (SELECT count(*) FROM horsies_tasks_live AS task WHERE cancel_asked_at IS NULL AND {is_selected}) AS cancel,
+       (SELECT count(*) FROM horsies_tasks_history AS task WHERE workflow_id IS NULL AND {is_selected}) AS delete;
+
+-- name: clock
+SELECT clock_timestamp();
+
 -- name: count_twins
 SELECT count(*) FROM horsies_tasks_history AS task
  WHERE status = 'FAILED' AND workflow_id IS NULL AND {is_selected}

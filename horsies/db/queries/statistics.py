@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, NamedTuple, cast
+from uuid import UUID
 
-from psycopg.rows import kwargs_row
+from psycopg.rows import dict_row, kwargs_row, scalar_row
 
 from horsies.db.connection import Connection
 from horsies.db.queries.inspect import fetch
@@ -31,6 +33,51 @@ class TimeSlot(NamedTuple):
     other: int
     waits: list[int] | None
     runs: list[int] | None
+    run_ms: int = 0
+    queue_name: str = ""
+    task_name: str = ""
+
+
+class Scope(NamedTuple):
+    """The tasks that a chart counts: of one queue, of one name, or all."""
+
+    queue: str | None = None
+    name: str | None = None
+
+    def covers(self, slot: TimeSlot) -> bool:
+        return self.queue in (None, slot.queue_name) and self.name in (None, slot.task_name)
+
+
+EVERYTHING = Scope()
+
+
+class Part(NamedTuple):
+    """The tasks of one queue or one name that ended within a step; of all others together if the label is None."""
+
+    at: datetime
+    label: str | None
+    completed: int
+    failed: int
+    other: int
+    run_ms: int
+
+
+class QueueDepth(NamedTuple):
+    """The number of waiting and running tasks of a queue at one moment."""
+
+    at: datetime
+    queue_name: str
+    pending: int
+    running: int
+
+
+class Latencies(NamedTuple):
+    """The wait and run times of tasks in seconds: the median, and the values below which 95 % and 99 % lie."""
+
+    tasks: int
+    failed: int
+    waits: list[float | None] | None
+    runs: list[float | None] | None
 
 
 class Depth(NamedTuple):
@@ -42,7 +89,7 @@ class Depth(NamedTuple):
 
 
 class TaskCounts(NamedTuple):
-    """The runs of one task in one queue that ended within a time."""
+    """The runs of one task in one queue that ended within a time; of all others together if the names are empty."""
 
     queue_name: str
     task_name: str
@@ -50,6 +97,8 @@ class TaskCounts(NamedTuple):
     failed: int
     other: int
     run_ms: int
+    cancelled: int = 0
+    expired: int = 0
 
 
 class TaskTotals(NamedTuple):
@@ -68,7 +117,7 @@ class TaskTotals(NamedTuple):
 
 
 async def recent(connection: Connection, since: datetime, until: datetime) -> list[TimeSlot]:
-    """Count the tasks that ended between two times, in steps of five seconds."""
+    """Count the tasks that ended between two times by queue and task, in steps of five seconds."""
     return await _slots(connection, "recent", {"since": since, "until": until})
 
 
@@ -105,13 +154,78 @@ def _histogram(stored: Any) -> list[int] | None:
     """Return the counts of a stored histogram, None if the value is not one."""
     if not isinstance(stored, list) or len(cast("list[Any]", stored)) != BUCKETS:
         return None
-    counts = cast("list[Any]", stored)
-    return counts if all(isinstance(count, int) and count >= 0 for count in counts) else None
+    counts = [
+        int(count or 0) for count in cast("list[Any]", stored) if isinstance(count, int | Decimal | None)
+    ]
+    return counts if len(counts) == BUCKETS and min(counts) >= 0 else None
 
 
 async def depths(connection: Connection, since: datetime) -> list[Depth]:
     """Return the stored depth of all queues together at each minute since a time."""
     return await fetch(connection, Depth, SQL["depths"], {"since": since})
+
+
+async def counted_until(connection: Connection) -> datetime | None:
+    """Return the end of the last minute that a worker has counted."""
+    row = await (await connection.execute(SQL["counted_until"])).fetchone()
+    return None if row is None else row[0]
+
+
+async def counted_at(connection: Connection, since: datetime, until: datetime, step: float) -> list[datetime]:
+    """Return the steps of a time span in which a worker has counted."""
+    cursor = connection.cursor(row_factory=scalar_row)
+    values = {"since": since, "until": until, "step": step}
+    return await (await cursor.execute(SQL["counted_at"], values)).fetchall()
+
+
+async def steps(
+    connection: Connection, scope: Scope, since: datetime, until: datetime, step: float
+) -> list[TimeSlot]:
+    """Return the stored counts of a time span in steps of so many seconds."""
+    verb = "steps" if scope == EVERYTHING else "steps_in_scope"
+    return await _slots(connection, verb, {**scope._asdict(), "since": since, "until": until, "step": step})
+
+
+async def parts(
+    connection: Connection, by: str, scope: Scope, since: datetime, until: datetime, step: float, most: int
+) -> list[Part]:
+    """Return the stored counts of a time span in steps, broken down by "queue" or "task": the `most` frequent and the others."""
+    span = {"since": since, "until": until, "step": step, "by": by, "most": most}
+    return await fetch(connection, Part, SQL["parts"], {**scope._asdict(), **span})
+
+
+async def pairs(
+    connection: Connection, scope: Scope, since: datetime, until: datetime, most: int
+) -> list[TaskCounts]:
+    """Return the stored counts of a time span by queue and task: the `most` frequent, and the others in one row."""
+    values = {**scope._asdict(), "since": since, "until": until, "most": most}
+    return await fetch(connection, TaskCounts, SQL["pairs"], values)
+
+
+async def depths_by_queue(
+    connection: Connection, queue: str | None, since: datetime, step: float
+) -> list[QueueDepth]:
+    """Return the depth of each queue, or of one, in steps of so many seconds since a time."""
+    values = {"queue": queue, "since": since, "step": step}
+    return await fetch(connection, QueueDepth, SQL["depths_by_queue"], values)
+
+
+async def throughput_by_queue(
+    connection: Connection, since: datetime, until: datetime, step: float
+) -> list[TimeSlot]:
+    """Return the stored counts of each queue in steps of so many seconds."""
+    values = {**EVERYTHING._asdict(), "since": since, "until": until, "step": step}
+    cursor = connection.cursor(row_factory=dict_row)
+    await cursor.execute(SQL["throughput_by_queue"], values)
+    return [TimeSlot(waits=None, runs=None, **row) for row in await cursor.fetchall()]
+
+
+async def latencies(
+    connection: Connection, most: int, *, worker_id: UUID | None = None, key: str | None = None
+) -> Latencies:
+    """Return the wait and run times of the tasks of a worker or a key, among the newest `most` tasks."""
+    values = {"worker_id": worker_id, "key": key, "most": most}
+    return (await fetch(connection, Latencies, SQL["latencies"], values))[0]
 
 
 async def busiest(connection: Connection, since: datetime, limit: int) -> list[TaskCounts]:

@@ -145,10 +145,12 @@ GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_key
    TO horsies_operator;
 GRANT DELETE, UPDATE (paused_at, next_run_at, error, error_at, updated_at) ON horsies_schedule_state
    TO horsies_operator;
--- And pauses, resumes, cancels, signals and repairs workflows, which may send tasks.
-GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, good_until, timeout_ms, max_retries, task_options,
-              rate_key, cost, workflow_id, workflow_index)
+-- And pauses, resumes, cancels, signals and repairs workflows, which may send tasks. To undo a cancel sends the tasks again, each
+-- once.
+GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms, max_retries,
+              task_options, unique_key, tags, rate_key, cost, workflow_id, workflow_index)
    ON horsies_tasks_live TO horsies_operator;
+GRANT INSERT (idempotency_key, task_id, enqueue_sha) ON horsies_idempotency_keys TO horsies_operator;
 GRANT UPDATE (awaited) ON horsies_workflows TO horsies_operator;
 GRANT EXECUTE ON FUNCTION horsies_start_workflow TO horsies_operator;
 COMMIT;

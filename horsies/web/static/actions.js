@@ -1,9 +1,6 @@
 // Actions: ask for confirmation, send the request with a header that no form can send, and show the outcome.
 
-import { counted, number } from "./units.js";
-
 const base = document.documentElement.dataset.base;
-const tasks = (count) => counted(count, "task");
 
 export async function post(path, body) {
   const answer = await fetch(base + path, {
@@ -16,21 +13,53 @@ export async function post(path, body) {
   return reply;
 }
 
-export function toast(text, style = "") {
+// Show a message for a while. With `undo`, it has a button that takes the action back, and stays longer.
+export function toast(text, style = "", undo = null) {
   const shown = document.createElement("p");
   shown.className = style;
   shown.textContent = text;
+  if (undo) {
+    const button = document.createElement("button");
+    button.className = "undo";
+    button.textContent = "Undo";
+    button.addEventListener("click", () => {
+      shown.remove();
+      undo();
+    });
+    shown.append(" ", button);
+  }
   document.getElementById("toast").append(shown);
-  setTimeout(() => shown.remove(), 6000);
+  setTimeout(() => shown.remove(), undo ? 15000 : 6000);
 }
 
-// Ask for confirmation, with a text to edit if one is given. Returns null if declined, else the edited text or true.
-function ask(question, { confirm, decline = "Go back", danger = false, text }) {
+// Ask for confirmation, with facts as pairs of a name and a value, and with a text to edit if one is given. The button that
+// changes nothing has the focus. Returns null if declined, else the edited text or true.
+export function ask(question, { confirm, decline = "Go back", danger = false, text, facts = [], hint }) {
   const dialog = document.getElementById("ask");
   const form = document.createElement("form"), prompt = document.createElement("p");
   form.method = "dialog";
   prompt.textContent = question;
+  prompt.className = "question";
+  prompt.id = "ask-question";
+  dialog.setAttribute("aria-labelledby", prompt.id);
   form.append(prompt);
+  if (facts.length) {
+    const list = document.createElement("dl");
+    list.className = "asked";
+    for (const [name, value] of facts) {
+      const term = document.createElement("dt"), about = document.createElement("dd");
+      term.textContent = name;
+      about.textContent = value;
+      list.append(term, about);
+    }
+    form.append(list);
+  }
+  if (hint) {
+    const about = document.createElement("p");
+    about.className = "hint";
+    about.textContent = hint;
+    form.append(about);
+  }
   const edited = document.createElement("textarea");
   if (text !== undefined) {
     edited.value = text;
@@ -52,56 +81,34 @@ function ask(question, { confirm, decline = "Go back", danger = false, text }) {
   dialog.replaceChildren(form);
   dialog.returnValue = "no";
   dialog.showModal();
-  (text === undefined ? row.lastChild : edited).focus();
+  (text === undefined ? row.firstChild : edited).focus();
   return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes" ? edited.value || true : null), { once: true }));
 }
 
-async function carryOut(work, refresh) {
+export async function carryOut(work, refresh, undo = null) {
   try {
-    toast(await work());
+    const text = await work();
+    toast(text, "", undo && (() => carryOut(undo, refresh)));
   } catch (error) {
     toast(error.message, "bad");
   }
-  refresh();
+  refresh({ release: true });
 }
 
 async function act(button, refresh) {
+  // An update of the page may make another button of this one meanwhile.
+  const { act: path, undo: back } = button.dataset, body = JSON.parse(button.dataset.body ?? "{}"), name = button.textContent;
   const danger = button.classList.contains("danger");
   const answers = { confirm: button.dataset.confirm ?? button.textContent, decline: danger ? "Keep it" : "Go back", danger };
   if (!(await ask(button.dataset.question, answers))) return;
+  const undo = back && (async () => {
+    await post(back, body);
+    return `${name}: undone.`;
+  });
   await carryOut(async () => {
-    await post(button.dataset.act, JSON.parse(button.dataset.body ?? "{}"));
-    return `${button.textContent}: done.`;
-  }, refresh);
-}
-
-const picked = () => [...document.querySelectorAll(".pick:checked")].map((box) => box.value);
-
-function count() {
-  const ids = picked(), bulk = document.getElementById("bulk");
-  if (!bulk) return;
-  const all = bulk.dataset.filterable === "yes" ? "None selected: actions apply to all tasks that match the filters" : "None selected";
-  document.getElementById("chosen").textContent = ids.length ? `${tasks(ids.length)} selected` : all;
-  for (const button of bulk.querySelectorAll("[data-bulk]")) button.disabled = !ids.length && bulk.dataset.filterable !== "yes";
-}
-
-async function bulk(button, refresh) {
-  const path = `/api/tasks/${button.dataset.bulk}`, ids = picked();
-  const which = ids.length ? { ids } : { filter: JSON.parse(document.getElementById("bulk").dataset.filter) };
-  let found;
-  try {
-    found = (await post(path, { ...which, dry_run: true })).found;
-  } catch (error) {
-    return toast(error.message, "bad");
-  }
-  if (!found) return toast(`${button.textContent}: not possible for any of these tasks.`, "bad");
-  const noun = found === 1 ? "task" : "tasks", decline = { retry: "Go back" }[button.dataset.bulk] ?? (found === 1 ? "Keep it" : "Keep them");
-  if (!(await ask(`${button.textContent} ${tasks(found)}?`, { confirm: `${button.textContent} ${noun}`, decline, danger: true }))) return;
-  await carryOut(async () => {
-    const reply = await post(path, which);
-    for (const box of document.querySelectorAll(".pick:checked")) box.checked = false;
-    return `${button.textContent}: ${tasks(reply.done)} of ${number(reply.found)}.`;
-  }, refresh);
+    await post(path, body);
+    return `${name}: done.`;
+  }, refresh, undo);
 }
 
 async function showAll(link) {
@@ -124,17 +131,10 @@ async function logOut() {
 export function actions(refresh) {
   document.getElementById("logout")?.addEventListener("click", logOut);
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-act], [data-bulk], a[data-whole]");
+    const button = event.target.closest("[data-act], a[data-whole]");
     if (!button) return;
     event.preventDefault();
     if (button.dataset.act) act(button, refresh);
-    else if (button.dataset.bulk) bulk(button, refresh);
     else showAll(button);
   });
-  document.addEventListener("change", (event) => {
-    if (event.target.id === "all") for (const box of document.querySelectorAll(".pick")) box.checked = event.target.checked;
-    if (event.target.matches(".pick, #all")) count();
-  });
-  document.addEventListener("fresh", count);
-  count();
 }

@@ -2,24 +2,28 @@
 
 const SEQUENCE_MS = 1200; // between g and the letter
 const HELP = [
-  ["g o", "overview"], ["g t", "tasks"], ["g q", "queues"], ["g w", "workers"], ["g f", "workflows"],
+  ["g o", "overview"], ["g t", "tasks"], ["g e", "failures"], ["g q", "queues"], ["g w", "workers"], ["g f", "workflows"],
   ["g p", "waiting for people"], ["g s", "schedules"], ["g h", "health"], ["g a", "API"], ["/", "find a task"], ["j  k", "down and up in a list"],
   ["Enter", "open the marked row"], ["x", "select the marked row"], ["n", "older page"], ["d", "light or dark"],
   ["?", "keyboard shortcuts"], ["Esc", "close"],
 ];
 
-let marked = -1;
+// The row that is marked, by its key: rows come and go.
+let marked = null;
 const rows = () => [...document.querySelectorAll("tr[data-row]")];
+const row = () => rows().find((each) => each.dataset.row === marked);
 
 function mark(step) {
   const all = rows();
   if (!all.length) return;
-  all[marked]?.classList.remove("marked");
-  all[marked]?.removeAttribute("data-mine");
-  marked = Math.max(0, Math.min(all.length - 1, marked + step));
-  all[marked].classList.add("marked");
-  all[marked].dataset.mine = "1";
-  all[marked].scrollIntoView({ block: "nearest" });
+  const before = all.findIndex((each) => each.dataset.row === marked);
+  all[before]?.classList.remove("marked");
+  all[before]?.removeAttribute("data-mine");
+  const now = all[Math.max(0, Math.min(all.length - 1, before + step))];
+  marked = now.dataset.row;
+  now.classList.add("marked");
+  now.dataset.mine = "1";
+  now.scrollIntoView({ block: "nearest" });
 }
 
 function help() {
@@ -44,11 +48,11 @@ const ACTS = {
   "?": help,
   j: () => mark(1),
   k: () => mark(-1),
-  x: () => rows()[marked]?.querySelector(".pick")?.click(),
+  x: () => row()?.querySelector(".pick")?.click(),
   n: () => document.getElementById("older")?.click(),
   d: () => document.getElementById("theme").click(),
   Enter: () => {
-    const target = rows()[marked]?.querySelector("a");
+    const target = row()?.querySelector("a");
     if (target) location.assign(target.href);
   },
 };

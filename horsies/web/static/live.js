@@ -1,4 +1,6 @@
 // Live updates: when the server says that data changed, fetch the page again and patch only the differences.
+// Rows of lists stay where the reader sees them until the reader acts or asks for the new ones.
+import { hold } from "./lists.js";
 import { morph } from "./morph.js";
 
 const base = document.documentElement.dataset.base;
@@ -7,7 +9,7 @@ const PAUSE = 1000, AGAIN = 2500;
 export function live() {
   const main = document.getElementById("main"), sign = document.getElementById("live");
   const banner = document.getElementById("banner");
-  let loading = false, stale = false, failed = Boolean(main.querySelector("[data-error]")), last = 0;
+  let loading = false, stale = false, released = false, failed = Boolean(main.querySelector("[data-error]")), last = 0;
 
   function showState(state, text) {
     sign.className = `live ${state}`;
@@ -20,17 +22,28 @@ export function live() {
   }
 
   async function load() {
-    const answer = await fetch(location.href, { headers: { "X-Horsies-Fragment": "1" }, redirect: "manual" });
+    const holds = !released;
+    released = false;
+    const answer = await fetch(holds ? pinned() : location.href, { headers: { "X-Horsies-Fragment": "1" }, redirect: "manual" });
     if (answer.type === "opaqueredirect" || answer.status === 401) return location.reload();
     const html = await answer.text();
     if (answer.status === 503) throw new Error(new DOMParser().parseFromString(html, "text/html").querySelector("h1")?.textContent);
     const fresh = document.createElement("main");
     fresh.innerHTML = html; // rendered and escaped by the server; scripts in it would not run
+    if (holds) hold(main, fresh);
     morph(main, fresh);
     document.dispatchEvent(new CustomEvent("fresh"));
   }
 
-  async function refresh() {
+  // The address of this page, with the first row that the reader sees.
+  function pinned() {
+    const address = new URL(location.href), pin = main.querySelector("[data-pin]")?.dataset.pin;
+    if (pin) address.searchParams.set("pin", pin);
+    return address;
+  }
+
+  async function refresh({ release = false } = {}) {
+    released ||= release;
     if (loading) return void (stale = true);
     loading = true;
     stale = false;
@@ -60,13 +73,18 @@ export function live() {
     if (document.hidden) return;
     const mine = (source = new EventSource(`${base}/events`));
     mine.addEventListener("open", () => showState("on", "live"));
-    mine.addEventListener("changed", refresh);
-    mine.addEventListener("unavailable", refresh);
+    mine.addEventListener("changed", () => refresh());
+    mine.addEventListener("unavailable", () => refresh());
     // The server ends streams regularly and the browser opens the next one. Only a longer gap is shown.
     mine.addEventListener("error", () => setTimeout(() => source === mine && mine.readyState !== EventSource.OPEN && showState("off", "reconnecting"), AGAIN));
   }
   document.addEventListener("visibilitychange", connect);
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest("[data-newer]")) return;
+    event.preventDefault();
+    refresh({ release: true });
+  });
   connect();
-  if (failed || main.querySelector("[data-again]")) setTimeout(refresh, failed ? AGAIN : PAUSE);
+  if (failed || main.querySelector("[data-again]")) setTimeout(() => refresh(), failed ? AGAIN : PAUSE);
   return refresh;
 }

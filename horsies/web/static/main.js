@@ -1,8 +1,10 @@
 // Set up a page. The server renders all content; open pages fetch it again when data changed.
 import { actions, toast } from "./actions.js";
+import { bulk } from "./bulk.js";
 import { forms } from "./forms.js";
 import { graph } from "./graph.js";
 import { keys } from "./keys.js";
+import { lists } from "./lists.js";
 import { live } from "./live.js";
 import { phone } from "./phone.js";
 import { plots } from "./plots.js";
@@ -41,3 +43,5 @@ forms(refresh, toast);
 graph();
 task();
 phone();
+bulk(refresh);
+lists();

@@ -1,5 +1,6 @@
 // Make one DOM tree equal to another with few changes, so that focus, selection and scroll positions stay.
-// The viewer's own changes stay as well: ticked boxes, opened details, text being typed.
+// The viewer's own changes stay as well: ticked boxes, opened details, text being typed. A script owns the content of
+// a `data-script`, and the attributes that a `data-own` names.
 
 export function morph(old, fresh) {
   const kept = new Map();
@@ -34,9 +35,10 @@ function update(old, fresh) {
   }
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value && !isViewersOwn(old, name)) old.setAttribute(name, value);
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !isViewersOwn(old, name)) old.removeAttribute(name);
-  if (old.dataset.whole !== "shown") morph(old, fresh);
+  if (old.dataset.whole !== "shown" && old.dataset.script === undefined) morph(old, fresh);
 }
 
 function isViewersOwn(element, name) {
+  if (element.dataset.script !== undefined && !name.startsWith("data-")) return true;
   return (name === "open" && element.nodeName === "DETAILS") || name === "data-mine" || name === "data-whole" || name === "data-own" || element.dataset.own?.split(" ").includes(name) || (name === "class" && element.dataset.mine);
 }

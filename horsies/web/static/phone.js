@@ -1,7 +1,7 @@
 // Small screens: the rest of the menu, and tables whose rows become cards, with the header of the column in each cell.
 
 function label() {
-  for (const table of document.querySelectorAll("table")) {
+  for (const table of document.querySelectorAll("table:not(.latencies)")) {
     const heads = [...table.querySelectorAll("thead th")].map((head) => head.querySelector(".unseen") ? "" : head.textContent.trim());
     if (!heads.length) continue;
     table.classList.add("cards");
