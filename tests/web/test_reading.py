@@ -41,7 +41,7 @@ VALUES: dict[str, Any] = {
     "before": UUID(int=1 << 127), "after": UUID(int=0), "ended": "infinity", "since": datetime(2020, 1, 1, tzinfo=UTC),
     "most": 1_000, "limit": 50, "status": None, "queue": None, "name": None, "code": None, "key": None, "q": None, "in_arguments": True, "id": uuid4(),
     "shown": 100, "until": datetime.now(UTC), "part": "args", "parts": True, "live_only": False, "with_messages": True,
-    "ids": [uuid4()], "key": None, "kind": None, "sort": "run", "sign": -1, "skipped": 0, "step": 60.0, "part_count": 24, "by": "task",
+    "ids": [uuid4()], "kind": None, "sort": "run", "sign": -1, "skipped": 0, "step": 60.0, "part_count": 24, "by": "task",
     "worker_id": uuid4(),
 }  # fmt: skip
 
