@@ -16,7 +16,7 @@ from tests.pg.hands import Hands
 from tests.support.workers import Workplace
 
 SCREENS = (
-    "/", "/tasks", "/queues", "/keys", "/workers", "/workflows", "/waiting", "/schedules", "/health", "/api",
+    "/", "/tasks", "/tasks?status=FAILED", "/failures", "/queues", "/queues/mail?range=24h", "/names/send_mail?range=24h", "/keys", "/workers", "/workflows", "/waiting", "/schedules", "/health", "/api",
 )  # fmt: skip
 # A workflow that waits for an answer, and one with edges that cross columns.
 FLOWS = """
