@@ -57,7 +57,17 @@ def _tokens(value: Any, depth: int) -> Iterator[Token]:
     elif isinstance(value, _Number):
         yield Token("number", str(value))
     else:
-        yield Token("string" if isinstance(value, str) else "literal", json.dumps(value, ensure_ascii=False))
+        yield Token("string" if isinstance(value, str) else "literal", _quoted(value))
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as JSON; a text that cannot be sent in UTF-8, such as a lone surrogate, with escapes."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
 
 
 def _entries(value: dict[str, Any], depth: int) -> Iterator[Iterator[Token]]:
@@ -66,7 +76,7 @@ def _entries(value: dict[str, Any], depth: int) -> Iterator[Iterator[Token]]:
 
 
 def _entry(key: str, value: Any, depth: int) -> Iterator[Token]:
-    yield Token("key", json.dumps(key, ensure_ascii=False))
+    yield Token("key", _quoted(key))
     yield Token("text", ": ")
     yield from _tokens(value, depth + 1)
 

@@ -180,18 +180,6 @@ def test_the_site_leads_to_every_page() -> None:
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
-def test_the_figures_of_the_readme_are_those_that_were_measured() -> None:
-    measured = {
-        row[0]: [row[2], *row[4:6], row[7], *row[9:11]]  # sends, bulk, drain, start, transactions, WAL
-        for row in tables(DOCS / "performance.md")["Beside others"]
-        if len(row) == 13
-    }
-    ours = {"horsies, prefetch": "horsies", "horsies, default settings": "horsies, strict"}
-
-    for name, _, _, *figures in tables(ROOT / "README.md")["Compared with other queues"]:
-        assert figures == measured[ours.get(name, name)], name
-
-
 def test_every_code_of_a_task_and_of_a_send_is_explained() -> None:
     explained = {row[0] for rows in tables(DOCS / "errors-and-retries.md").values() for row in rows}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,12 @@ def wait_for(path: str) -> TaskResult[int, TaskError]:
         time.sleep(0.005)
     return TaskResult(ok=os.getpid())
 """
+
+
+UNDO_CLAIM = """UPDATE horsies_tasks_live
+   SET status = 'PENDING', claim_seq = claim_seq - 1, claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
+       worker_pid = NULL
+ WHERE id = %s"""
 
 
 @pytest.fixture
@@ -217,3 +224,27 @@ def _beats(db: Db, pid: int) -> bool:
     query = "SELECT lease_expires_at > now() AS holds FROM horsies_workers WHERE pid = %s"
     found = db.execute(query, (pid,)).fetchone()
     return bool(found and found["holds"])
+
+
+def test_a_task_whose_claim_the_database_has_lost_runs_again_and_only_that_run_is_stored(
+    workplace: Workplace, proxy: Proxy, db: Db
+) -> None:
+    """A crash of the server can undo a claim that was not flushed, and so can a failover."""
+    office = staffed(workplace, APP, "--processes=2")
+    gate = office.gate("undone")
+    handle = office.tasks.wait_for.send(str(gate)).unwrap()
+    first = until_status(db, handle, "RUNNING")
+    eventually(lambda: len(lines(Path(f"{gate}.runs"))) == 1, what="the first run")
+    _cut_off(proxy)
+    eventually(lambda: not sessions(db), what="the end of the sessions of the worker")
+
+    db.execute(UNDO_CLAIM, (handle.task_id,))
+    proxy.refusing = False
+
+    eventually(lambda: len(lines(Path(f"{gate}.runs"))) == 2, what="the second run")
+    gate.touch()
+    result = handle.get(30_000).unwrap()
+    stored = row(db, handle)
+    assert "The database has lost the claims of 1 task" in office.worker.log
+    assert stored["claim_seq"] == first["claim_seq"]
+    assert result == stored["worker_pid"] != first["worker_pid"]
