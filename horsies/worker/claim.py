@@ -366,10 +366,10 @@ class Capacity:
         self.pool_of = {False: 0, True: len(pools) - 1}
         self.run_time = AHEAD_SECONDS  # expected, of plain tasks
         self.run_times = RunTimes()
-        # True if the last claim filled its room. False also if it found a task that must wait for an idle child: the next claim
-        # ahead would find that task again.
+        # For adaptive claims: True if the last claim filled its room. False also if it found a task that must wait for an idle
+        # child: the next claim ahead would find that task again.
         self.claims_ahead = False
-        # True if tasks with keys filled the idle children: more of them may wait, and they start in idle children only.
+        # True if tasks with keys filled the idle children, or wait for one: they start in idle children only.
         self.serves_keys = False
         self.prefetched: deque[Claimed] = deque()
         self._limits = limits
@@ -448,7 +448,7 @@ class Capacity:
         counts = [min(self.room(n), pool.room(), MAX_CLAIM) for n, pool in enumerate(self.pools)]
         if self._limits.prefetch:
             are_short = plain.depth > plain.shape.width
-            if not self.claims_ahead:
+            if self.serves_keys:
                 counts[0] = min(self.room(0), plain.idle())
             elif not are_short:
                 counts[0] = self.room(0)

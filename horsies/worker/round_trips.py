@@ -418,7 +418,9 @@ class RoundTrips:
                 has_backlog = found[room.pool] >= full or (room.pool == 0 and left > 0)
                 self.has_backlog[room.pool] = has_backlog
                 if room.pool == 0:
-                    self.capacity.serves_keys = found_keys[0] and has_backlog
+                    # A fixed prefetch leaves only tasks with keys to idle children.
+                    are_keyed = found_keys[0] or (left > 0 and not self.capacity.is_adaptive)
+                    self.capacity.serves_keys = are_keyed and has_backlog
                     self.capacity.claims_ahead = has_backlog and left == 0
                 if not has_backlog:
                     unfilled.append(found[room.pool])

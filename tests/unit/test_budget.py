@@ -343,6 +343,21 @@ def test_without_a_backlog_tasks_are_claimed_for_idle_children_only() -> None:
     assert room.claimable() == [1]
 
 
+def test_a_fixed_prefetch_is_filled_without_a_backlog_and_while_all_children_are_busy() -> None:
+    room = capacity(_Pool(1, load=1), prefetch=4, runs=0)
+    room.claims_ahead = False
+    assert room.claimable() == [4]
+
+
+def test_a_fixed_prefetch_claims_nothing_ahead_of_tasks_with_keys_that_wait_for_an_idle_child() -> None:
+    pool = _Pool(2, load=2)
+    room = capacity(pool, prefetch=4)
+    room.serves_keys = True
+    assert room.claimable() == [0]
+    pool.load = 1
+    assert room.claimable() == [1]
+
+
 @pytest.mark.parametrize(("most", "load", "expected"), [(1, 0, 3), (5, 0, 7), (5, 4, 3), (5, 9, 0)])
 def test_no_more_tasks_wait_in_a_worker_than_max_claim_per_worker(
     most: int, load: int, expected: int
