@@ -137,6 +137,10 @@ def task(random: Random, ended: Sequence[UUID], owners: Sequence[UUID]) -> Row:
         "worker_hostname": random.choice(TEXTS),
         "worker_process_name": random.choice(TEXTS),
         "failed_reason": random.choice(TEXTS),
+        "cost": random.choice(FLOATS),
+        "parked_at": random.choice(TIMES),
+        "parent_id": random.choice([uuid4(), random.choice(ended)]),
+        "parent_step": random.choice(TEXTS),
     }
     for column in random.sample(sorted(strange), random.randint(0, 4)):
         row[column] = strange[column]

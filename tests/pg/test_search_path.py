@@ -187,6 +187,7 @@ CALLS = (
     " 'workflows', 'states', 'heartbeats', 'counts']) AS what",
     "SELECT horsies_delete_history(ARRAY[gen_random_uuid()], ARRAY[now()])",
     "SELECT horsies_send('add', idempotency_key => 'k')",
+    "SELECT horsies_signal(id, 'approved', '1'), horsies_wake(ARRAY[id]) FROM horsies_tasks",
     "SELECT horsies_send('add', idempotency_key => 'k')",
     "SELECT horsies_lane(ROW ('a', 'q', 1, false, 0, NULL, NULL, now(), '', 'x', 1, 1, 1)::horsies_task_definitions,"
     " '{\"x\": 7}')",
