@@ -90,7 +90,7 @@ class KeyMachine(RuleBasedStateMachine):
     def claim(self, by: int, queue: str, ended: list[int], after: str) -> None:
         """With room for everything, every key gets as much of its queue as it may."""
         completed = self._chosen(ended)
-        expected = self._startable(queue, {ticket.id for ticket in completed if self._is_current(ticket)})
+        expected = self._startable(queue, {ticket.id for ticket in completed if self._is_current(ticket, by)})
 
         claimed = self._crew[by].claim_keys(queue, room=50, after=after, completed=completed)
 
@@ -193,10 +193,12 @@ class KeyMachine(RuleBasedStateMachine):
         chosen = [self._tickets[-1 - place % len(self._tickets)] for place in picks if self._tickets]
         return list({(ticket.id, ticket.claim_seq): ticket for ticket in chosen}.values())
 
-    def _is_current(self, ticket: Claimed) -> bool:
+    def _is_current(self, ticket: Claimed, by: int) -> bool:
+        """Return True if this worker may complete the task: it holds the claim, and nobody asked to cancel it."""
         row = self._db.execute(
-            "SELECT FROM horsies_tasks_live WHERE id = %s AND claim_seq = %s AND status = 'RUNNING' AND cancel_asked_at IS NULL",
-            (ticket.id, ticket.claim_seq),
+            "SELECT FROM horsies_tasks_live WHERE id = %s AND claim_seq = %s AND claimed_by_worker_id = %s"
+            " AND status = 'RUNNING' AND cancel_asked_at IS NULL",
+            (ticket.id, ticket.claim_seq, self._crew[by].worker_id),
         ).fetchone()
         return row is not None
 
