@@ -42,6 +42,9 @@ WATCHED_SIGNALS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that runs a command in the background lets it ignore Ctrl-C, and the programs of the tests would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # xdist workers inherit the variable, so that all share the server of this run.
     if HOME_VARIABLE not in os.environ:
         home = Path(tempfile.mkdtemp(prefix="horsies-tests-", dir=_memory()))

@@ -79,10 +79,11 @@ class SendBatcher:
     def __init__(self, pool: SyncPool) -> None:
         self._pool = pool
         self._queue: SimpleQueue[_Send | None] = SimpleQueue()
-        # Permissions: to insert in the caller's thread, to be the sender, to help it. Whoever holds one has removed it.
-        self._direct = deque(range(DIRECT_SENDS))
-        self._sender = deque(range(1))
-        self._spare = deque(range(SPARE_SENDERS))
+        # Permissions: to insert in the caller's thread, to be the sender, to help it. Whoever holds one has removed it. One that
+        # is given back twice, because of Ctrl-C, is kept once.
+        self._direct = deque(range(DIRECT_SENDS), DIRECT_SENDS)
+        self._sender = deque(range(1), 1)
+        self._spare = deque(range(SPARE_SENDERS), SPARE_SENDERS)
         self._busy_since: float | None = None  # of the sender, on the monotonic clock
         self._closed = False
 
@@ -149,6 +150,9 @@ class SendBatcher:
         except RuntimeError:
             permissions.append(permission)
             return False
+        except BaseException:  # Ctrl-C: the thread may have been started or not
+            permissions.append(permission)
+            raise
         return True
 
     def _hurry(self, send: _Send) -> None:

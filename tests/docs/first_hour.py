@@ -241,7 +241,7 @@ _REPLACED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         rf"\b{re.escape(socket.gethostname())}\b(:\d+)?",
         lambda found: "myhost" + (":12345" if found[1] else ""),
     ),
-    (r"\b\d+(?:\.\d+)? ?ms\b|\b\d+\.\d+ s\b", "0.1 s"),
+    (r"(?<!within )\b(?:\d+(?:\.\d+)? ?ms|\d+\.\d+ s)\b", "0.1 s"),
     (
         r"/var/lib/horsies/\w+",
         "~/.local/share/horsies",
