@@ -37,10 +37,11 @@ class RunningWorker:
         arguments: list[str],
         command: str = "worker",
         program: Sequence[str] = ("-m", "horsies"),
+        wrapper: Sequence[str] = (),
     ) -> None:
         self._log = folder / f"{command}-{uuid4().hex[:8]}.log"
         self._command = command
-        words = [sys.executable, *program, command, *arguments]
+        words = [*wrapper, sys.executable, *program, command, *arguments]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 words,
@@ -114,10 +115,15 @@ class Workplace:
         return module
 
     def start(
-        self, *arguments: str, locator: str = "app:app", ready: bool = True, command: str = "worker"
+        self,
+        *arguments: str,
+        locator: str = "app:app",
+        ready: bool = True,
+        command: str = "worker",
+        wrapper: Sequence[str] = (),
     ) -> RunningWorker:
-        """Start a worker, or a scheduler, and wait until it listens."""
-        worker = RunningWorker(self.folder, self.env, [locator, *arguments], command)
+        """Start a worker, or a scheduler, and wait until it listens. A wrapper is a command that runs it."""
+        worker = RunningWorker(self.folder, self.env, [locator, *arguments], command, wrapper=wrapper)
         self._workers.append(worker)
         return worker.wait_until_ready() if ready else worker
 
