@@ -17,7 +17,14 @@ from random import random
 from uuid import uuid4
 
 from horsies.config import CustomQueueConfig, PostgresConfig, WorkerConfig
-from horsies.db.connection import TRANSIENT, Connection, connect_worker, hangup_after
+from horsies.db.connection import (
+    TRANSIENT,
+    Connection,
+    connect_worker,
+    hangup_after,
+    retry_pause_ms,
+    server_of,
+)
 from horsies.db.queries import workers
 from horsies.db.queries.workers import Definition, Registration
 from horsies.event_loop import wait_until_set
@@ -160,13 +167,15 @@ class Heartbeat:
                 async with await connect_worker(postgres, "horsies-heartbeat") as connection:
                     while True:
                         await self._beat(connection)
+                        if attempt:
+                            self._trips.leave_other_servers(server_of(connection))
                         attempt = 0
                         await wait_until_set(self._wake, min(self._interval, self._stats.pause()))
                         self._wake.clear()
             except TRANSIENT as error:
                 logger.warning("Cannot renew the lease (%s), trying again", type(error).__name__)
             # Short enough that the lease does not expire only because of the pause.
-            cap_ms = int(self._trips.owner.lease_seconds * 1000 / 4)
+            cap_ms = retry_pause_ms(postgres, int(self._trips.owner.lease_seconds * 1000 / 4))
             await asyncio.sleep(backoff(attempt, 100, cap_ms, random()))
             attempt += 1
 

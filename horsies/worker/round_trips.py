@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
 from horsies import cancellation, quarantine
 from horsies.codec import encode_result
 from horsies.config import CustomQueueConfig
-from horsies.db.connection import TRANSIENT, Connection, hangup_after
+from horsies.db.connection import TRANSIENT, Connection, hang_up, hangup_after, server_of
 from horsies.db.queries import tasks, workers, workflows
 from horsies.db.queries.tasks import (
     Claimed,
@@ -231,6 +232,26 @@ class RoundTrips:
         self._unknown: list[Claimed] = []  # just claimed, and their task is not registered here
         self._reported: set[tuple[str, bool]] = set()  # the unknown names that were logged
         self._refresh_at = 0.0
+        self._connections: set[Connection] = set()
+
+    @contextmanager
+    def working_on(self, connection: Connection) -> Generator[None]:
+        """Note that round trips go over this connection within the block."""
+        self._connections.add(connection)
+        try:
+            yield
+        finally:
+            self._connections.discard(connection)
+
+    def leave_other_servers(self, server: tuple[str, int]) -> None:
+        """Give up connections to servers other than this one, which takes writes: there has been a failover.
+
+        The old primary may be cut off from its network, and would not answer for long.
+        """
+        for connection in self._connections:
+            if not connection.closed and server_of(connection) != server:
+                logger.warning("The primary is now %s port %d; leaving the server used before", *server)
+                hang_up(connection)
 
     # Decisions
 
