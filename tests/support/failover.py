@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,6 @@ from urllib.parse import urlsplit
 import psycopg
 
 from horsies import embedded
-from horsies.db.urls import with_database
 from horsies.embedded import cluster
 from horsies.embedded.binaries import Binaries
 from horsies.embedded.paths import ServerPaths, create_folders, locked
@@ -180,6 +180,7 @@ class Cluster:
         self.nodes = list(nodes)
         self.primary = self.nodes[0]
         self.is_sync = is_sync
+        self.promoted_at = 0  # when the last promotion began, by the clock that counts nanoseconds
 
     @property
     def standbys(self) -> list[Node]:
@@ -187,8 +188,8 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """A URL with all servers, for clients that write."""
-        return several_hosts([node.url for node in self.nodes])
+        """The URL of the drills' database on all servers, for clients of psycopg that want the primary."""
+        return several_hosts([node.url for node in self.nodes], "?target_session_attrs=read-write")
 
     def best_standby(self) -> Node:
         """Return the standby that has the most of the primary's log: no other one may be promoted."""
@@ -197,6 +198,7 @@ class Cluster:
     def fail_over(self) -> Node:
         """Promote the best standby of a primary that is gone, and let the other one follow it; return the old primary."""
         old, new = self.primary, self.best_standby()
+        self.promoted_at = time.monotonic_ns()
         for other in self.standbys:
             if other is not new:
                 other.follow(new)
@@ -247,11 +249,6 @@ def servers(*, is_sync: bool, settings: Mapping[str, str] | None = None) -> Gene
     finally:
         found.remove()
         shutil.rmtree(folder)
-
-
-def database_url(node: Node) -> str:
-    """Return the URL of the drills' database on one server."""
-    return with_database(node.url, DATABASE)
 
 
 def _names(nodes: Sequence[Node]) -> str:

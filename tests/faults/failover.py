@@ -1,0 +1,145 @@
+"""Drills on replicated servers: the primary dies, is replaced on purpose, or is cut off and does not know.
+
+With synchronous replication every promise must hold. With asynchronous replication, what the old primary had not sent is lost:
+then the drills count it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.faults import drill
+from tests.faults.drill import Fault, Verdict
+from tests.faults.scene import Plan, Scene
+from tests.support.failover import Cluster, several_hosts, servers
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+
+SPLIT_SECONDS = 10.0
+# What holds even if a server that has lost the end of its log takes over.
+WITHOUT_REPLICATION = frozenset({"tasks made up", "false crashes", "orphans"})
+
+
+def kill_primary(cluster: Cluster, scene: Scene) -> int:
+    """The primary's machine loses power. A standby is promoted after a while, and the old primary comes back as a standby."""
+    cluster.wait_until_streaming()
+    cluster.primary.kill()
+    scene.pause(scene.random.uniform(0.5, 3.0))
+    old = cluster.fail_over()
+    healed = cluster.promoted_at
+    scene.pause(scene.random.uniform(0.5, 1.5))
+    old.rejoin(cluster.primary)
+    return healed
+
+
+def switch_over(cluster: Cluster, scene: Scene) -> int:  # noqa: ARG001  every fault is given the scene
+    """The primary is stopped in good order, and a standby takes its place."""
+    cluster.wait_until_streaming()
+    cluster.switch_over()
+    return cluster.promoted_at
+
+
+class Sides:
+    """Two sides of a network, each with clients of its own; the primary is on the first side, its standbys on the second."""
+
+    def __init__(self, cluster: Cluster, links: ExitStack) -> None:
+        self._cluster = cluster
+        self._ways = [
+            {node.name: links.enter_context(Proxy(node.url)) for node in cluster.nodes} for _ in range(2)
+        ]
+        self._replication = {node.name: links.enter_context(Proxy(node.url)) for node in cluster.nodes}
+        for node in cluster.nodes:
+            node.replicate_through(self._replication[node.name].url)
+        for standby in cluster.standbys:
+            standby.follow(cluster.primary)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs of both sides' clients."""
+        return tuple(several_hosts([proxy.url for proxy in side.values()]) for side in self._ways)
+
+    @contextmanager
+    def cut(self) -> Generator[None]:
+        """Nothing passes between the sides within the block, and nobody is told."""
+        lonely = self._cluster.primary
+        here, there = self._ways
+        held = [here[node.name] for node in self._cluster.standbys]
+        held += [there[lonely.name], self._replication[lonely.name]]
+        for proxy in held:
+            proxy.hold()
+        try:
+            yield
+        finally:
+            for proxy in held:
+                proxy.release()
+
+
+def split(cluster: Cluster, sides: Sides, scene: Scene) -> int:
+    """The primary is cut off with half of the clients, and takes their writes, while a standby is promoted for the others."""
+    cluster.wait_until_streaming()
+    with sides.cut():
+        scene.pause(1.0)
+        old = cluster.fail_over()
+        healed = cluster.promoted_at
+        scene.pause(SPLIT_SECONDS)
+        assert old.execute("SELECT pg_is_in_recovery()") == [(False,)]
+        old.kill()  # whoever brings the network back stops it first
+    old.rejoin(cluster.primary)
+    return healed
+
+
+def run(
+    folder: Path, cluster: Cluster, seed: int, fault: Fault, times: int = 1, **settings: Any
+) -> Verdict:
+    """Carry out a drill on a cluster; an asynchronous one may lose what its old primary had not sent."""
+    promises = None if cluster.is_sync else WITHOUT_REPLICATION
+    urls = (several_hosts([node.url for node in cluster.nodes]),)
+    plan = Plan(**{"seed": seed, "urls": urls, "promises": promises, "crashes": False, **settings})
+    verdict = drill.run(folder, cluster.url, plan, fault, times)
+    eventually(lambda: len(cluster.primary.streams()) == 2, what="both standbys streaming")
+    return verdict
+
+
+def failovers(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: Any) -> Verdict:
+    """Kill the primary so many times under load."""
+    with servers(is_sync=is_sync) as cluster:
+        load = {"sends": 1_200 * count, "seconds": 12.0 * count, **settings}
+        return run(folder, cluster, seed, partial(kill_primary, cluster), count, **load)
+
+
+def switchovers(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: Any) -> Verdict:
+    """Change the primary so many times under load."""
+    with servers(is_sync=is_sync) as cluster:
+        load = {"sends": 1_000 * count, "seconds": 8.0 * count, **settings}
+        return run(folder, cluster, seed, partial(switch_over, cluster), count, **load)
+
+
+def splits(folder: Path, seed: int, *, is_sync: bool, **settings: Any) -> Verdict:
+    """Cut the primary off from its standbys under load, with half of the clients on its side."""
+    with servers(is_sync=is_sync) as cluster, ExitStack() as links:
+        sides = Sides(cluster, links)
+        load = {"sends": 2_400, "seconds": 30.0, "urls": sides.urls, **settings}
+        return run(folder, cluster, seed, partial(split, cluster, sides), **load)
+
+
+def lines(name: str, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """Return what the drills of one kind have shown."""
+    broken: Counter[str] = Counter()
+    for verdict in verdicts:
+        broken.update(verdict.broken)
+    acknowledged = sum(verdict.acknowledged for verdict in verdicts)
+    recoveries = sorted(gap for verdict in verdicts for gap in verdict.recoveries)
+    median = f"{recoveries[len(recoveries) // 2]:.2f} s median, {recoveries[-1]:.2f} s at most" if recoveries else "none"
+    return [
+        (name, f"{sum(verdict.strikes for verdict in verdicts)} times"),
+        ("  acknowledged sends", f"{acknowledged:,}, {broken['tasks lost']} lost"),
+        ("  from the promotion to the next run", f"{median} (n={len(recoveries)})"),
+        ("  finished tasks repeated", str(sum(verdict.repeated for verdict in verdicts))),
+        *((f"  {promise}", str(count)) for promise, count in broken.items() if promise != "tasks lost" and count),
+        ("  promises broken", str(sum(len(verdict.violations) for verdict in verdicts))),
+    ]
