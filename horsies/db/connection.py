@@ -414,7 +414,9 @@ def reconnect_delay(
 
 def retry_pause_ms(config: PostgresConfig, longest_ms: int) -> int:
     """Return the longest pause between two tries to connect: shorter with several hosts, one of which may soon be promoted."""
-    return min(longest_ms, hosts.LONGEST_PAUSE_MS) if hosts.are_several(config.session_conninfo) else longest_ms
+    return (
+        min(longest_ms, hosts.LONGEST_PAUSE_MS) if hosts.are_several(config.session_conninfo) else longest_ms
+    )
 
 
 class Database:

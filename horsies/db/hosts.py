@@ -90,7 +90,9 @@ def _addresses(params: Mapping[str, Any]) -> list[Address]:
     """Return host, address and port of each server, as far as they are given; none if libpq cannot match the lists."""
     lists = [str(params[name]).split(",") for name in _names(params)]
     count = max(map(len, lists), default=0)
-    full = [values * count if len(values) == 1 else values for values in lists]  # one port is that of all hosts
+    full = [
+        values * count if len(values) == 1 else values for values in lists
+    ]  # one port is that of all hosts
     return list(zip(*full, strict=True)) if all(len(values) == count for values in full) else []
 
 
@@ -100,4 +102,6 @@ def _key(params: Mapping[str, Any], addresses: list[Address]) -> frozenset[Addre
 
 
 def _is_at(address: Mapping[str, str], host: str, port: int) -> bool:
-    return host in (address.get("host"), address.get("hostaddr")) and (address.get("port") or "5432") == str(port)
+    return host in (address.get("host"), address.get("hostaddr")) and (address.get("port") or "5432") == str(
+        port
+    )

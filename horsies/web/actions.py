@@ -177,7 +177,10 @@ class Actions:
         outcome = await self._carry_out(plan(_actor(request), Bulk(ids=[task_id])))
         if outcome["done"]:
             return json_response(outcome)
-        if await self._state.query_primary(lambda connection: inspect.task(connection, task_id, shown=0)) is None:
+        if (
+            await self._state.query_primary(lambda connection: inspect.task(connection, task_id, shown=0))
+            is None
+        ):
             raise not_found(f"task {task_id}")
         raise HttpError(409, problem, "Reload the page to see its current state.")
 

@@ -96,7 +96,9 @@ class Replica:
         self.pool = read_only_database(config)
         self.lag: float | None = None  # in seconds, as of the latest query; None until the first one
         self._lag_read_at = float("-inf")
-        self._written_to: str | None = None  # the position of the latest change by a viewer, if the replica lacks it
+        self._written_to: str | None = (
+            None  # the position of the latest change by a viewer, if the replica lacks it
+        )
 
     async def query(self, query: Work[T]) -> T | Missing:
         """Run a query; return `MISSING` if the replica lacks a viewer's change."""

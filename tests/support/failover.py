@@ -235,7 +235,9 @@ def servers(*, is_sync: bool, settings: Mapping[str, str] | None = None) -> Gene
     assert directory is not None, "Debian's PostgreSQL is not installed"
     folder = Path(tempfile.mkdtemp(prefix="horsies-failover-"))
     folder.chmod(0o711)
-    nodes = [Node(f"node{number}", create_folders(folder / f"node{number}"), directory) for number in range(3)]
+    nodes = [
+        Node(f"node{number}", create_folders(folder / f"node{number}"), directory) for number in range(3)
+    ]
     found = Cluster(nodes, is_sync=is_sync)
     try:
         _create(nodes, directory, {**SETTINGS, **(settings or {})})

@@ -21,7 +21,9 @@ from tests.web.conftest import calls, get, post
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the replication of the tests needs /proc")
 
-INSERT = "INSERT INTO horsies_tasks_live (task_name, queue_name, kwargs) VALUES ('add', %s, '{}') RETURNING id"
+INSERT = (
+    "INSERT INTO horsies_tasks_live (task_name, queue_name, kwargs) VALUES ('add', %s, '{}') RETURNING id"
+)
 PAGES = (
     *("/", "/tasks", "/failures", "/queues", "/keys", "/workers", "/workflows", "/waiting", "/schedules"),
     *("/health", "/metrics", "/api/queues", "/api/tasks"),
