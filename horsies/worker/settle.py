@@ -152,7 +152,6 @@ class Settler:
         """Remove and return the failures that fit into one statement."""
         return _take_batch(self.failed)
 
-
     # Outcomes that were written, and that a failover to an asynchronous standby may have undone
 
     def written(self, outcomes: Sequence[Completed | Failure], now: float) -> None:

@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 SPLIT_SECONDS = 10.0
 # How long the log takes to asynchronous standbys, as between two data centres. On one machine it would take no time.
-LAG_SECONDS = 0.1
+LAG_SECONDS = 0.03
 # What holds even if a server that has lost the end of its log takes over.
 WITHOUT_REPLICATION = frozenset({"tasks made up", "false crashes", "orphans"})
 

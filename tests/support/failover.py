@@ -84,9 +84,7 @@ class Node:
         """Kill the server with all its processes, as when its machine loses power."""
         running = cluster.running(self.paths.data)
         assert running is not None
-        below = _children(running.pid)
-        os.kill(running.pid, signal.SIGKILL)
-        for pid in below:
+        for pid in process_tree(running.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         eventually(lambda: cluster.running(self.paths.data) is None, what=f"the end of {self.name}")
@@ -280,9 +278,14 @@ def _create(nodes: Sequence[Node], directory: Path, settings: Mapping[str, str])
         standby.start()
 
 
-def _children(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()]
+    try:
+        children = [int(child) for child in path.read_text().split()]
+    except FileNotFoundError:
+        return []
+    return [pid, *(each for child in children for each in process_tree(child))]
 
 
 def _position(lsn: str) -> int:
