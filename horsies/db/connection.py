@@ -384,9 +384,16 @@ def _reason(error: BaseException) -> str:
     if attempts := _attempts(text):
         return "; ".join(attempt.rpartition("connection failed: ")[2] for attempt in attempts)
     lines = [line.strip() for line in text.splitlines()]
-    # libpq asks this on a line of its own, below the reason.
-    reasons = [line for line in lines if line and not line.startswith("Is the server running")]
+    # What libpq adds on lines of its own, below the reason.
+    reasons = [line for line in lines if line and not line.startswith(_ADDITIONS)]
     return reasons[-1] if reasons else type(error).__name__
+
+
+_ADDITIONS = (
+    "Is the server running",
+    "This probably means the server terminated",
+    "before or while processing",
+)
 
 
 def _attempts(text: str) -> list[str]:

@@ -18,9 +18,9 @@ from tests.faults import drill
 from tests.faults.drill import Fault, Verdict
 from tests.faults.report import spread, table
 from tests.faults.scene import Plan, Scene
-from tests.support.failover import Cluster, programs, servers, several_hosts
+from tests.support.failover import Cluster, missing_programs, servers, several_hosts
+from tests.support.patroni import PatroniCluster, patroni, why_not
 from tests.support.proxy import Proxy
-from tests.support.waiting import eventually
 
 SPLIT_SECONDS = 10.0
 # How long the log takes to asynchronous standbys, as between two data centres. On one machine it would take no time.
@@ -46,6 +46,14 @@ def switch_over(cluster: Cluster, scene: Scene) -> int:
     cluster.wait_until_streaming()
     cluster.switch_over()
     return cluster.promoted_at
+
+
+def kill_under_patroni(cluster: PatroniCluster, is_sync: bool, scene: Scene) -> int:
+    """The primary's machine loses power. Patroni promotes a standby, and makes one of the old primary when it comes back."""
+    cluster.wait_until_streaming(is_sync=is_sync)
+    old, promoted_at = cluster.replace_primary()
+    old.start()
+    return promoted_at
 
 
 class Sides:
@@ -97,15 +105,21 @@ def split(cluster: Cluster, sides: Sides, scene: Scene) -> int:
     return healed
 
 
-def run(folder: Path, cluster: Cluster, seed: int, fault: Fault, times: int = 1, **settings: Any) -> Verdict:
+def run(
+    folder: Path,
+    cluster: Cluster | PatroniCluster,
+    seed: int,
+    fault: Fault,
+    times: int = 1,
+    *,
+    is_sync: bool,
+    **settings: Any,
+) -> Verdict:
     """Carry out a drill on a cluster; an asynchronous one may lose what its old primary had not sent."""
-    promises = None if cluster.is_sync else WITHOUT_REPLICATION
+    promises = None if is_sync else WITHOUT_REPLICATION
     urls = (several_hosts([node.url for node in cluster.nodes]),)
     chosen: dict[str, Any] = {"urls": urls, "promises": promises, "crashes": False, **settings}
-    plan = Plan(seed=seed, **chosen)
-    verdict = drill.run(folder, cluster.url, plan, fault, times)
-    eventually(lambda: len(cluster.primary.streams()) == 2, what="both standbys streaming")
-    return verdict
+    return drill.run(folder, cluster.url, Plan(seed=seed, **chosen), fault, times)
 
 
 def failovers(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: Any) -> Verdict:
@@ -119,14 +133,14 @@ def failovers(folder: Path, seed: int, count: int, *, is_sync: bool, **settings:
             for standby in cluster.standbys:
                 standby.follow(cluster.primary)
         load = {"sends": 1_200 * count, "seconds": 12.0 * count, **settings}
-        return run(folder, cluster, seed, partial(kill_primary, cluster), count, **load)
+        return run(folder, cluster, seed, partial(kill_primary, cluster), count, is_sync=is_sync, **load)
 
 
 def switchovers(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: Any) -> Verdict:
     """Change the primary so many times under load. Nothing may be lost, whatever the replication."""
     with servers(is_sync=is_sync) as cluster:
         load = {"sends": 1_000 * count, "seconds": 8.0 * count, "promises": None, **settings}
-        return run(folder, cluster, seed, partial(switch_over, cluster), count, **load)
+        return run(folder, cluster, seed, partial(switch_over, cluster), count, is_sync=is_sync, **load)
 
 
 def splits(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: Any) -> Verdict:
@@ -134,16 +148,29 @@ def splits(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: An
     with servers(is_sync=is_sync) as cluster, ExitStack() as links:
         sides = Sides(cluster, links)
         load = {"sends": 3_000 * count, "seconds": 30.0 * count, "urls": sides.urls, **settings}
-        return run(folder, cluster, seed, partial(split, cluster, sides), count, **load)
+        return run(folder, cluster, seed, partial(split, cluster, sides), count, is_sync=is_sync, **load)
 
 
-DRILLS = {"failover": failovers, "switchover": switchovers, "split": splits}
+def patroni_failovers(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: Any) -> Verdict:
+    """Kill the primary with its Patroni so many times under load; Patroni notices and promotes a standby."""
+    with patroni(is_sync=is_sync) as cluster:
+        load = {"sends": 2_000 * count, "seconds": 40.0 * count, **settings}
+        fault = partial(kill_under_patroni, cluster, is_sync)
+        return run(folder, cluster, seed, fault, count, is_sync=is_sync, **load)
+
+
+DRILLS = {
+    "failover": failovers,
+    "switchover": switchovers,
+    "split": splits,
+    "patroni": patroni_failovers,
+}
 
 
 def report(name: str, count: int, seed: int, *, is_sync: bool) -> int:
     """Carry out a drill and print what it has shown; return 1 if a promise was broken."""
-    if programs() is None:
-        print("Debian's PostgreSQL, which has pg_rewind, is not installed: apt-get install postgresql")
+    if (problem := why_not() if name == "patroni" else missing_programs()) is not None:
+        print(problem)
         return 1
     folder = Path(tempfile.mkdtemp(prefix="horsies-faults-"))
     folder.chmod(0o755)

@@ -13,12 +13,11 @@ from tests.faults import failover
 from tests.faults.conftest import SCALE
 from tests.faults.drill import Verdict
 from tests.faults.scene import Plan
-from tests.support.failover import programs
+from tests.support.failover import missing_programs
+from tests.support.patroni import why_not
 
 pytestmark = [
-    pytest.mark.skipif(
-        programs() is None, reason="Debian's PostgreSQL, which has pg_rewind, is not installed"
-    ),
+    pytest.mark.skipif(missing_programs() is not None, reason=str(missing_programs())),
     pytest.mark.timeout(300 * SCALE),
 ]
 
@@ -45,6 +44,12 @@ def test_with_synchronous_replication_two_servers_may_take_themselves_for_the_pr
     tmp_path: Path, plan: Plan
 ) -> None:
     kept(failover.splits(tmp_path, plan.seed, 1, is_sync=True), 1)
+
+
+@pytest.mark.skipif(SCALE == 1, reason="takes two minutes; FAULTS_SCALE=2 runs it")
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_patroni_may_replace_the_primary(tmp_path: Path, plan: Plan) -> None:
+    kept(failover.patroni_failovers(tmp_path, plan.seed, 1, is_sync=True), 1)
 
 
 @pytest.mark.skipif(SCALE == 1, reason="takes a minute; FAULTS_SCALE=2 runs it")

@@ -46,6 +46,13 @@ def programs() -> Path | None:
     return max(found, key=lambda path: int(path.parent.name), default=None)
 
 
+def missing_programs() -> str | None:
+    """Return why there can be no cluster here, None if there can."""
+    if programs() is not None:
+        return None
+    return "Debian's PostgreSQL, which has pg_rewind, is not installed: apt-get install postgresql"
+
+
 class Node:
     """One server of the cluster; `name` is its name in `synchronous_standby_names`."""
 

@@ -18,7 +18,14 @@ from pathlib import Path
 
 import psycopg
 
-from tests.support.failover import DATABASE, SETTINGS, process_tree, programs, several_hosts
+from tests.support.failover import (
+    DATABASE,
+    SETTINGS,
+    missing_programs,
+    process_tree,
+    programs,
+    several_hosts,
+)
 from tests.support.waiting import eventually
 
 PROGRAM = shutil.which("patroni")
@@ -34,7 +41,7 @@ def why_not() -> str | None:
     python = Path(PROGRAM).read_text().partition("\n")[0].removeprefix("#!").split()[0]
     if subprocess.run([python, "-c", "import pysyncobj"], capture_output=True, check=False).returncode:
         return "Patroni has no Raft: apt-get install python3-pysyncobj"
-    return None if programs() else "Debian's PostgreSQL is not installed: apt-get install postgresql"
+    return missing_programs()
 
 
 class PatroniNode:
