@@ -84,6 +84,31 @@ def test_every_kind_of_connection_finds_it(pair: Replication, both: str) -> None
     assert set(found) == {port_of(pair.url)}
 
 
+def test_a_session_of_sqlalchemy_sends_to_it(pair: Replication) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    orm = pytest.importorskip("sqlalchemy.orm")
+    login, _, standby = pair.standby_url.removeprefix("postgresql://").partition("@")
+    primary = pair.url.rpartition("@")[2].partition("/")[0]
+    place, _, name = standby.partition("/")
+    engine = sqlalchemy.create_engine(
+        f"postgresql+psycopg://{login}@/{name}?host={place}&host={primary}&target_session_attrs=read-write"
+    )
+    app = Horsies(AppConfig.for_database_url(pair.url))
+
+    @app.task("treble")
+    def treble(number: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=3 * number)
+
+    with orm.Session(engine) as session, session.begin():
+        sent = treble.with_options(conn=session).send(1).unwrap()
+    engine.dispose()
+
+    with psycopg.connect(pair.url) as connection:
+        assert (
+            connection.execute("SELECT FROM horsies_tasks_live WHERE id = %s", (sent.task_id,)).rowcount == 1
+        )
+
+
 def test_a_pool_gives_up_connections_to_a_standby(pair: Replication) -> None:
     config = PostgresConfig(database_url=pair.standby_url)
 
