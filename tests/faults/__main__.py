@@ -8,6 +8,7 @@ python -m tests.faults --soak 60         a load under fault after fault, for so 
 python -m tests.faults --failover 10     kill the primary of three replicated servers so many times; --sync: with synchronous replication
 python -m tests.faults --switchover 10   replace the primary on purpose
 python -m tests.faults --split 3         cut the primary off for ten seconds, so that two servers take writes
+python -m tests.faults --stall 3         stop all standbys for twenty seconds; with --sync no commit returns meanwhile
 python -m tests.faults --patroni 3       kill the primary and its Patroni, which replaces it
 
 With --seed 7 the same faults strike at the same moments again, as far as processes can be told what to do.

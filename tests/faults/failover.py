@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from tests.support.patroni import PatroniCluster, patroni, why_not
 from tests.support.proxy import Proxy
 
 SPLIT_SECONDS = 10.0
+STALL_SECONDS = 20.0
 # How long the log takes to asynchronous standbys, as between two data centres. On one machine it would take no time.
 LAG_SECONDS = 0.03
 # What holds even if a server that has lost the end of its log takes over.
@@ -46,6 +48,14 @@ def switch_over(cluster: Cluster, scene: Scene) -> int:
     cluster.wait_until_streaming()
     cluster.switch_over()
     return cluster.promoted_at
+
+
+def stall(cluster: Cluster, scene: Scene) -> int:
+    """No standby answers for a while, longer than any statement of a worker may take."""
+    cluster.wait_until_streaming()
+    with cluster.stalled():
+        scene.pause(STALL_SECONDS)
+    return time.monotonic_ns()
 
 
 def kill_under_patroni(cluster: PatroniCluster, is_sync: bool, scene: Scene) -> int:
@@ -143,6 +153,13 @@ def switchovers(folder: Path, seed: int, count: int, *, is_sync: bool, **setting
         return run(folder, cluster, seed, partial(switch_over, cluster), count, is_sync=is_sync, **load)
 
 
+def stalls(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: Any) -> Verdict:
+    """Stop the standbys so many times under load, so that commits do not return."""
+    with servers(is_sync=is_sync) as cluster:
+        load = {"sends": 2_500 * count, "seconds": 40.0 * count, "promises": None, **settings}
+        return run(folder, cluster, seed, partial(stall, cluster), count, is_sync=is_sync, **load)
+
+
 def splits(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: Any) -> Verdict:
     """Cut the primary off from its standbys so many times under load, with half of the clients on its side."""
     with servers(is_sync=is_sync) as cluster, ExitStack() as links:
@@ -163,6 +180,7 @@ DRILLS = {
     "failover": failovers,
     "switchover": switchovers,
     "split": splits,
+    "stall": stalls,
     "patroni": patroni_failovers,
 }
 

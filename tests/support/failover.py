@@ -216,6 +216,19 @@ class Cluster:
         self.primary.stop()
         self.fail_over().rejoin(self.primary)
 
+    @contextmanager
+    def stalled(self) -> Generator[None]:
+        """No standby receives anything within the block: with synchronous replication no commit returns."""
+        receiver = "SELECT pid FROM pg_stat_wal_receiver"
+        pids = [pid for standby in self.standbys for (pid,) in standby.execute(receiver)]
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
     def wait_until_streaming(self) -> None:
         names = {node.name for node in self.standbys}
         eventually(lambda: names <= set(self.primary.streams()), what=f"{names} streaming")
