@@ -449,9 +449,10 @@ class Database:
             connection, opened_at = await self._take()
             try:
                 yield connection
-            except errors.ReadOnlySqlTransaction:  # the server has become a standby
-                await connection.close()
-                await self._close_idle()
+            except Exception as error:
+                if _has_lost_server(connection, error):
+                    await connection.close()
+                    await self._close_idle()
                 raise
             finally:
                 if not self._closed and _can_be_reused(connection, opened_at, self.config, len(self._idle)):
@@ -500,9 +501,10 @@ class SyncPool:
             connection, opened_at = self._take()
             try:
                 yield connection
-            except errors.ReadOnlySqlTransaction:  # the server has become a standby
-                connection.close()
-                self._close_idle()
+            except Exception as error:
+                if _has_lost_server(connection, error):
+                    connection.close()
+                    self._close_idle()
                 raise
             finally:
                 if not self._closed and _can_be_reused(connection, opened_at, self._config, len(self._idle)):
@@ -545,6 +547,14 @@ class SyncPool:
         with suppress(IndexError):  # another thread may take the last one
             while self._idle:
                 self._idle.pop()[0].close()
+
+
+def _has_lost_server(connection: Connection | SyncConnection, error: Exception) -> bool:
+    """Return True if the idle connections are of no use, either: they go to a server that is gone, or has become a standby.
+
+    If a machine is gone, each of them would fail only after `tcp_user_timeout_ms`, one after the other.
+    """
+    return connection.broken or isinstance(error, errors.ReadOnlySqlTransaction)
 
 
 def _pool_exhausted(config: PostgresConfig) -> psycopg.OperationalError:

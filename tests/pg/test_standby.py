@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -18,6 +19,7 @@ from horsies.db.connection import Database, SyncPool, connect, reconnect_delay
 from horsies.db.migrations import migrate
 from horsies.db.urls import with_database
 from horsies.executor import transactions
+from tests.support.proxy import Proxy
 from tests.support.replication import Replication, replication
 from tests.support.waiting import eventually
 
@@ -138,6 +140,32 @@ def test_a_pool_of_threads_gives_up_connections_to_a_standby(pair: Replication) 
     with pool.connection() as connection:
         assert connection.info.backend_pid not in seen
     pool.close()
+
+
+def test_when_a_connection_is_lost_the_idle_ones_are_not_tried_one_by_one(pair: Replication) -> None:
+    with Proxy(pair.url) as proxy:
+        pool = SyncPool(PostgresConfig(database_url=proxy.url), "test")
+        with pool.connection() as first, pool.connection() as second:
+            seen = {first.info.backend_pid, second.info.backend_pid}
+        proxy.lose_statement()
+        with pytest.raises(psycopg.OperationalError), pool.connection() as connection:
+            connection.execute(WRITE)
+
+        with pool.connection() as connection:
+            assert connection.info.backend_pid not in seen
+        pool.close()
+
+
+def test_a_transaction_of_a_step_waits_for_a_server(pair: Replication) -> None:
+    with Proxy(pair.url) as proxy, ThreadPoolExecutor(1) as pool:
+        proxy.refusing = True
+        config = PostgresConfig(database_url=proxy.url)
+        connecting = pool.submit(transactions._connect, config)  # pyright: ignore[reportPrivateUsage]
+        eventually(lambda: proxy.accepted >= 2, what="a second try")
+        proxy.refusing = False
+
+        with closing(connecting.result(20)) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_transaction_of_a_step_leaves_a_server_that_has_become_a_standby(
