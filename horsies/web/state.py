@@ -12,8 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
@@ -37,14 +36,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
 
-
-class Missing(Enum):
-    """No result: the replica does not have everything yet."""
-
-    MISSING = 1
-
-
-MISSING: Literal[Missing.MISSING] = Missing.MISSING
 
 CONNECTIONS = 4
 READ_SECONDS = 5
@@ -86,7 +77,12 @@ def replica_at(url: str, schema: str | None) -> PostgresConfig:
     return PostgresConfig(database_url=joined, schema=schema)
 
 
+# The lag is read again after so long.
 LAG_SECONDS = 1.0
+
+
+class ReplicaBehind(Exception):
+    """The replica does not have a change of a viewer yet."""
 
 
 class Replica:
@@ -96,19 +92,18 @@ class Replica:
         self.pool = read_only_database(config)
         self.lag: float | None = None  # in seconds, as of the latest query; None until the first one
         self._lag_read_at = float("-inf")
-        self._written_to: str | None = (
-            None  # the position of the latest change by a viewer, if the replica lacks it
-        )
+        # The position of the latest change by a viewer, as long as the replica may lack it.
+        self._written_to: str | None = None
 
-    async def query(self, query: Work[T]) -> T | Missing:
-        """Run a query; return `MISSING` if the replica lacks a viewer's change."""
+    async def query(self, query: Work[T]) -> T:
+        """Run a query; raise `ReplicaBehind` if the replica lacks a viewer's change."""
         async with self.pool.connection() as connection:
             if time.monotonic() > self._lag_read_at + LAG_SECONDS or self._written_to is not None:
                 written_to = self._written_to
                 self.lag, is_missing = await inspect.replica_lag(connection, written_to)
                 self._lag_read_at = time.monotonic()
                 if is_missing:
-                    return MISSING
+                    raise ReplicaBehind
                 if self._written_to == written_to:
                     self._written_to = None
             try:
@@ -358,9 +353,8 @@ class DashboardState:
     async def query(self, query: Work[T]) -> T:
         """Run a query now, without the cache; on the replica, if there is one."""
         if self.replica is not None:
-            found = await self.replica.query(query)
-            if found is not MISSING:
-                return found
+            with suppress(ReplicaBehind):
+                return await self.replica.query(query)
         return await self.query_primary(query)
 
     async def query_primary(self, query: Work[T]) -> T:
