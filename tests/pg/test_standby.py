@@ -31,6 +31,7 @@ WRITE = b"UPDATE horsies_tasks_live SET priority = priority"
 def pair() -> Iterator[Replication]:
     with replication() as pair:
         asyncio.run(migrate(PostgresConfig(database_url=pair.url)))
+        pair.catch_up()
         yield pair
 
 

@@ -34,6 +34,7 @@ PAGES = (
 def pair() -> Iterator[Replication]:
     with replication() as pair:
         asyncio.run(migrate(PostgresConfig(database_url=pair.url)))
+        pair.catch_up()
         yield pair
 
 
@@ -59,14 +60,6 @@ def execute(url: str, statement: str, *values: object) -> Any:
 
 def dashboard(pair: Replication, read_url: str | None = None) -> Any:
     return create_dashboard(pair.url, enable_actions=True, read_url=read_url or pair.standby_url)
-
-
-def wait_for_replica(pair: Replication) -> None:
-    position = execute(pair.url, "SELECT pg_current_wal_insert_lsn()::text")
-    eventually(
-        lambda: execute(pair.standby_url, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", position),
-        what="the replica having everything",
-    )
 
 
 def waiting(answer: httpx.Response, queue: str) -> int:
@@ -117,7 +110,7 @@ def test_after_an_action_pages_are_read_from_the_replica_again(pair: Replication
     task_id: UUID = execute(pair.url, INSERT, queue)
     (done,) = calls(board, post(f"/api/tasks/{task_id}/cancel"))
     assert done.status_code == 200, done.text
-    wait_for_replica(pair)
+    pair.catch_up()
     calls(board, get("/api/queues"))
 
     execute(pair.standby_url, "SELECT pg_wal_replay_pause()")
