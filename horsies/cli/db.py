@@ -11,11 +11,12 @@ import click
 from horsies import embedded
 from horsies.cli import CommandGroup
 from horsies.cli.options import Database, database_options
-from horsies.config import AppConfig, schema_of
+from horsies.config import AppConfig, configured_database, schema_of
 from horsies.db import migrations as schema
 from horsies.db.connection import TRANSIENT, explain_connection_error
+from horsies.db.hosts import are_several
 from horsies.db.urls import with_database
-from horsies.errors import mask_passwords
+from horsies.errors import ConfigurationError, ErrorCode, mask_passwords
 from horsies.validation import schema_problem
 
 
@@ -24,9 +25,22 @@ def db() -> None:
     """Control the PostgreSQL server that horsies runs when no database is configured."""
 
 
+def _refuse_several_hosts() -> None:
+    """Raise if the environment names replicated servers: the embedded server is another one."""
+    configured = configured_database(AppConfig())
+    if configured is not None and are_several(configured.conninfo):
+        shown = mask_passwords(configured.conninfo)
+        raise ConfigurationError(
+            f"the environment names several PostgreSQL servers, and the embedded one is none of them: {shown}",
+            code=ErrorCode.BROKER_INVALID_URL,
+            help_text="control those servers with their own tools; for the embedded server, unset HORSIES_DATABASE_URL and DATABASE_URL",
+        )
+
+
 @db.command()
 def start() -> None:
     """Start the server if it is not running."""
+    _refuse_several_hosts()
     server = embedded.ensure(announce=lambda line: click.echo(line, err=True))
     if not server.started:
         click.echo(_summary(server))
@@ -52,6 +66,7 @@ def status() -> None:
 @db.command()
 def url() -> None:
     """Print the URL of this project's database, with its password; start the server if it is not running."""
+    _refuse_several_hosts()
     click.echo(embedded.database_url(_own_database(), announce=lambda line: click.echo(line, err=True)))
 
 

@@ -27,7 +27,7 @@ from horsies.cli.demo_app import SumOfSquares, add, app, charge, crash, divide, 
 from horsies.cli.output import print_table, raise_all
 from horsies.cli.signals import restored_handlers
 from horsies.config import PostgresConfig, database_url_from
-from horsies.db.connection import explain_connection_error
+from horsies.db.connection import connection_string, explain_connection_error, open_sync
 from horsies.db.urls import with_database
 from horsies.errors import DatabaseError, ErrorCode, HorsiesError, how_to_install
 from horsies.executor.child import die_with_parent
@@ -243,7 +243,7 @@ def _prepare_database() -> str:
     server = PostgresConfig(database_url=url)
     raise_all(unreadable_urls([server.conninfo]))
     try:
-        with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        with open_sync(connection_string(server.conninfo)) as connection:
             _create_database(connection)
     except psycopg.OperationalError as error:
         raise explain_connection_error(error, server) from error

@@ -115,6 +115,12 @@ def _database_at(
     return config
 
 
+def replica_url(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Check the URL of a replica, from the command line or from HORSIES_WEB_READ_URL."""
+    config = _database_at(context, param, value or os.environ.get("HORSIES_WEB_READ_URL") or None)
+    return None if config is None else config.database_url
+
+
 class Database:
     """The database of a command: that of `--database-url`, of the app, or of the environment."""
 

@@ -18,6 +18,7 @@ from horsies.cli.options import (
     log_level,
     messages,
     redact_option,
+    replica_url,
 )
 from horsies.cli.output import raise_all
 from horsies.config import WorkerConfig
@@ -144,6 +145,12 @@ def scheduler(locator: str, loglevel: str) -> None:
     callback=duration,
     help="Log a browser out after this time, such as 30m, 12h or 7d.",
 )
+@click.option(
+    "--read-url",
+    metavar="URL",
+    callback=replica_url,
+    help="Read from this replica, and act on the primary; else HORSIES_WEB_READ_URL.",
+)
 @redact_option
 @log_level("INFO")
 @database_options
@@ -156,6 +163,7 @@ def web(
     trusted_proxies: tuple[str, ...],
     allowed_hosts: tuple[str, ...],
     session_lifetime: timedelta,
+    read_url: str | None,
     redact: tuple[str, ...],
     loglevel: str,
     database: Database,
@@ -189,6 +197,7 @@ def web(
         allowed_hosts=allowed_hosts or None,
         session_lifetime=session_lifetime,
         redact=redact,
+        read_url=read_url,
     )
     refuse_open_bind(host, dashboard.access)
     sockets = listen(host, port)

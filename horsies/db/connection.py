@@ -20,12 +20,13 @@ from datetime import datetime
 from functools import cache
 from random import random
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Cursor, errors
 from psycopg.abc import Buffer
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import Composable
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_loads
@@ -33,6 +34,7 @@ from psycopg.types.string import TextLoader
 
 from horsies.codec.values import is_too_deep
 from horsies.config import PostgresConfig, WorkerResilienceConfig
+from horsies.db import hosts
 from horsies.durations import EARLIEST, LATEST
 from horsies.errors import ConfigurationError, DatabaseError, ErrorCode, mask_passwords
 from horsies.retry import backoff
@@ -170,6 +172,9 @@ TRANSIENT = (
 _ROW_FAULT_CLASSES = frozenset({"22", "23", "44", "54", "P0", "XX"})
 _ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError, RecursionError, msgspec.MsgspecError)
 
+# libpq's words for a server that `target_session_attrs=read-write` excludes.
+READ_ONLY = "session is read-only"
+
 _REFUSED = (
     errors.InvalidPassword,
     errors.InvalidAuthorizationSpecification,
@@ -209,11 +214,10 @@ async def connect(config: PostgresConfig, *, session: bool = False, name: str = 
     """Open one connection; with `session`, over the direct URL that LISTEN needs behind a pooler."""
     pooled = config.pgbouncer_transaction_mode and not session
     schema = config.schema
-    connection = await AsyncConnection.connect(
+    connection = await open_async(
         connection_string(
             config.session_conninfo if session else config.conninfo, **connection_settings(config, name)
         ),
-        autocommit=True,
         prepare_threshold=None if pooled else 2,
         cursor_factory=qualifying_async_cursor(schema) if pooled and schema is not None else None,
     )
@@ -223,17 +227,40 @@ async def connect(config: PostgresConfig, *, session: bool = False, name: str = 
 
 async def connect_worker(config: PostgresConfig, name: str) -> Connection:
     """Open a worker's own connection: direct, with stable plans; ids and times are loaded as text."""
-    connection = await AsyncConnection.connect(
+    connection = await open_async(
         connection_string(
             config.session_conninfo,
             **connection_settings(config, name),
             options=f"{_url_options(config.session_conninfo)} {_STABLE_PLANS} {_READ_COMMITTED} {_TIMEOUTS}".strip(),
-        ),
-        autocommit=True,
+        )
     )
     for kind in ("uuid", "timestamptz"):
         connection.adapters.register_loader(kind, TextLoader)
     return await _with_search_path(connection, config.schema)
+
+
+# The connection strings of open connections, with all hosts: a connection itself knows only the host that it goes to.
+_conninfo_of: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
+
+
+async def open_async(conninfo: str, **options: Any) -> Connection:
+    """Open a connection in autocommit for the running loop."""
+    connection = await AsyncConnection.connect(conninfo, autocommit=True, **options)
+    _conninfo_of[connection] = conninfo
+    hosts.prefer(conninfo, *server_of(connection))
+    return connection
+
+
+def open_sync(conninfo: str, **options: Any) -> SyncConnection:
+    """Open a connection in autocommit for the calling thread."""
+    connection = psycopg.Connection.connect(conninfo, autocommit=True, **options)
+    hosts.prefer(conninfo, *server_of(connection))
+    return connection
+
+
+def server_of(connection: AsyncConnection[Any] | psycopg.Connection[Any]) -> tuple[str, int]:
+    """Return the host and the port that a connection goes to."""
+    return connection.info.host, connection.info.port
 
 
 async def _with_search_path(connection: Connection, schema: str | None) -> Connection:
@@ -256,15 +283,22 @@ def hangup_after(connection: Connection, seconds: float = ANSWER_SECONDS) -> Gen
 
     Cancelling the statement does not help: the driver would wait for the answer to the cancellation.
     """
-    alarm = asyncio.get_running_loop().call_later(seconds, _hang_up, connection, seconds)
+    alarm = asyncio.get_running_loop().call_later(seconds, _give_up, connection, seconds)
     try:
         yield
     finally:
         alarm.cancel()
 
 
-def _hang_up(connection: Connection, seconds: float) -> None:
+def _give_up(connection: Connection, seconds: float) -> None:
     logger.warning("PostgreSQL has not answered for %.1f s, hanging up", seconds)
+    with suppress(psycopg.OperationalError):  # the connection is closed already
+        hosts.avoid(_conninfo_of.get(connection, ""), *server_of(connection))
+    hang_up(connection)
+
+
+def hang_up(connection: Connection) -> None:
+    """Shut the socket of a connection down, so that the statement under way fails with an error."""
     with (
         suppress(psycopg.OperationalError, OSError),  # the connection is closed already
         socket.socket(fileno=os.dup(connection.fileno())) as sock,
@@ -283,7 +317,7 @@ def _url_options(url: str) -> str:
 def connection_string(url: str, **settings: Any) -> str:
     """Return the connection string for libpq. libpq's own error for an unreadable URL may quote the password and is left out."""
     try:
-        return make_conninfo(url, **settings)
+        return hosts.arranged(url, CONNECT_TIMEOUT_SECONDS, **settings)
     except psycopg.ProgrammingError:
         # The text after a password in the query may belong to the password: an unescaped & ends the value.
         shown = re.sub(r"(password=\*\*\*).*", r"\1", mask_passwords(url), flags=re.IGNORECASE | re.DOTALL)
@@ -296,7 +330,7 @@ def connection_string(url: str, **settings: Any) -> str:
 
 def connection_settings(config: PostgresConfig, name: str) -> dict[str, Any]:
     """Return the settings of libpq that every connection has."""
-    return {"application_name": name, "connect_timeout": CONNECT_TIMEOUT_SECONDS, **config.socket_options}
+    return {"application_name": name, **config.socket_options}
 
 
 def is_row_fault(error: BaseException) -> bool:
@@ -312,16 +346,25 @@ def is_row_fault(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return True if the server rejected the login, so that a retry would not help."""
-    return isinstance(error, _REFUSED) or (
-        isinstance(error, psycopg.OperationalError) and any(word in str(error) for word in _REFUSED_WORDS)
-    )
+    """Return True if the server rejected the login, so that a retry would not help; of several servers, each of them."""
+    if isinstance(error, _REFUSED):
+        return True
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    attempts = _attempts(str(error)) or [str(error)]
+    return all(any(word in attempt for word in _REFUSED_WORDS) for attempt in attempts)
 
 
 def explain_connection_error(error: BaseException, config: PostgresConfig) -> DatabaseError:
     """Return the error for a user whose database cannot be used, with the remedy."""
     where = mask_passwords(config.conninfo)
     detail = _reason(error)
+    if isinstance(error, errors.ReadOnlySqlTransaction) or READ_ONLY in detail:
+        return DatabaseError(
+            f"PostgreSQL at {where} accepts no writes: {detail}",
+            code=ErrorCode.DATABASE_UNREACHABLE,
+            help_text="this is a standby: promote one, or name all servers in the URL, as in postgresql://db1,db2,db3/app",
+        )
     if is_refused(error):
         return DatabaseError(
             f"PostgreSQL refused the connection to {where}: {detail}",
@@ -337,14 +380,26 @@ def explain_connection_error(error: BaseException, config: PostgresConfig) -> Da
 
 def _reason(error: BaseException) -> str:
     """Return on one line why a connection failed; with several hosts, why that to each of them did."""
-    lines = [line.strip() for line in mask_passwords(str(error)).splitlines()]
-    # libpq asks this on a line of its own, below the reason.
-    reasons = [line for line in lines if line and not line.startswith("Is the server running")]
-    # psycopg lists the attempts as `- host: 'a', port: '1', hostaddr: '::1': connection failed: …`.
-    attempts = [line.removeprefix("- ") for line in reasons if line.startswith("- host: ")]
-    if attempts:
+    text = mask_passwords(str(error))
+    if attempts := _attempts(text):
         return "; ".join(attempt.rpartition("connection failed: ")[2] for attempt in attempts)
+    lines = [line.strip() for line in text.splitlines()]
+    # What libpq adds on lines of its own, below the reason.
+    reasons = [line for line in lines if line and not line.startswith(_ADDITIONS)]
     return reasons[-1] if reasons else type(error).__name__
+
+
+_ADDITIONS = (
+    "Is the server running",
+    "This probably means the server terminated",
+    "before or while processing",
+)
+
+
+def _attempts(text: str) -> list[str]:
+    """Return the attempts to connect that psycopg lists as `- host: 'a', port: '1', hostaddr: '::1': connection failed: …`."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [line.removeprefix("- ") for line in lines if line.startswith("- host: ")]
 
 
 def reconnect_delay(
@@ -358,9 +413,17 @@ def reconnect_delay(
     explained = explain_connection_error(error, config)
     if is_refused(error) or 0 < resilience.db_retry_max_attempts <= attempt:
         raise explained from error
-    seconds = backoff(attempt, resilience.db_retry_initial_ms, resilience.db_retry_max_ms, random())
+    longest_ms = retry_pause_ms(config, resilience.db_retry_max_ms)
+    seconds = backoff(attempt, resilience.db_retry_initial_ms, longest_ms, random())
     log.warning("%s; next try in %.1f s", explained.message, seconds)
     return seconds
+
+
+def retry_pause_ms(config: PostgresConfig, longest_ms: int) -> int:
+    """Return the longest pause between two tries to connect: shorter with several hosts, one of which may soon be promoted."""
+    return (
+        min(longest_ms, hosts.LONGEST_PAUSE_MS) if hosts.are_several(config.session_conninfo) else longest_ms
+    )
 
 
 class Database:
@@ -386,6 +449,11 @@ class Database:
             connection, opened_at = await self._take()
             try:
                 yield connection
+            except Exception as error:
+                if _has_lost_server(connection, error):
+                    await connection.close()
+                    await self._close_idle()
+                raise
             finally:
                 if not self._closed and _can_be_reused(connection, opened_at, self.config, len(self._idle)):
                     self._idle.append((connection, opened_at))
@@ -407,6 +475,9 @@ class Database:
 
     async def close(self) -> None:
         self._closed = True
+        await self._close_idle()
+
+    async def _close_idle(self) -> None:
         while self._idle:
             await self._idle.pop()[0].close()
 
@@ -430,6 +501,11 @@ class SyncPool:
             connection, opened_at = self._take()
             try:
                 yield connection
+            except Exception as error:
+                if _has_lost_server(connection, error):
+                    connection.close()
+                    self._close_idle()
+                raise
             finally:
                 if not self._closed and _can_be_reused(connection, opened_at, self._config, len(self._idle)):
                     self._idle.append((connection, opened_at))
@@ -451,9 +527,8 @@ class SyncPool:
     def _connect(self) -> SyncConnection:
         pooled, schema = self._config.pgbouncer_transaction_mode, self._config.schema
         settings = connection_settings(self._config, self._name)
-        connection = psycopg.Connection.connect(
+        connection = open_sync(
             connection_string(self._config.conninfo, **settings),
-            autocommit=True,
             prepare_threshold=None if pooled else 2,
             cursor_factory=qualifying_cursor(schema) if pooled and schema is not None else None,
         )
@@ -466,8 +541,20 @@ class SyncPool:
 
     def close(self) -> None:
         self._closed = True
-        while self._idle:
-            self._idle.pop()[0].close()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # another thread may take the last one
+            while self._idle:
+                self._idle.pop()[0].close()
+
+
+def _has_lost_server(connection: Connection | SyncConnection, error: Exception) -> bool:
+    """Return True if the idle connections are of no use, either: they go to a server that is gone, or has become a standby.
+
+    If a machine is gone, each of them would fail only after `tcp_user_timeout_ms`, one after the other.
+    """
+    return connection.broken or isinstance(error, errors.ReadOnlySqlTransaction)
 
 
 def _pool_exhausted(config: PostgresConfig) -> psycopg.OperationalError:

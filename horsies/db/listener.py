@@ -18,7 +18,7 @@ from random import random
 from psycopg import OperationalError, sql
 
 from horsies.config import PostgresConfig
-from horsies.db.connection import TRANSIENT, Connection, connect
+from horsies.db.connection import TRANSIENT, Connection, connect, retry_pause_ms
 from horsies.event_loop import cancel_and_wait
 from horsies.retry import backoff
 
@@ -83,7 +83,7 @@ class Listener:
                 )
             finally:
                 self.connected.clear()
-            await asyncio.sleep(backoff(attempt, 250, 5_000, random()))
+            await asyncio.sleep(backoff(attempt, 250, retry_pause_ms(self._config, 5_000), random()))
             attempt += 1
 
     async def _listen(self, connection: Connection) -> None:

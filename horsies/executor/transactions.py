@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple
@@ -20,7 +21,13 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from horsies.config import PostgresConfig
-from horsies.db.connection import connection_settings, connection_string
+from horsies.db.connection import (
+    connection_settings,
+    connection_string,
+    is_refused,
+    open_async,
+    open_sync,
+)
 from horsies.db.foreign_connections import ACCEPTED, async_fetcher, fetcher
 from horsies.db.queries.steps import SQL
 
@@ -29,6 +36,10 @@ NAME = "horsies-transact"
 _LOST = ("57P01", "57P02", "57P03", "08000", "08003", "08006", "25P03")
 # The longest wait for a transaction whose connection was lost.
 DOUBT_SECONDS = 30
+# The longest wait for a server that takes connections, as during a failover. Nothing has begun yet.
+CONNECT_SECONDS, RETRY_SECONDS = 30.0, 0.25
+# An idle connection may be dead, or its server may have become a standby.
+IS_PRIMARY = "SELECT NOT pg_is_in_recovery()"
 
 Values = Mapping[str, str]
 Work = Callable[[Any], Any]
@@ -112,26 +123,46 @@ os.register_at_fork(after_in_child=_forget)
 
 def _settings(postgres: PostgresConfig) -> tuple[str, dict[str, Any]]:
     settings = connection_settings(postgres, NAME)
-    options: dict[str, Any] = {"autocommit": True}
+    options: dict[str, Any] = {}
     if postgres.pgbouncer_transaction_mode:
         options["prepare_threshold"] = None
     return connection_string(postgres.conninfo, **settings), options
 
 
 def _connect(postgres: PostgresConfig) -> AnyConnection:
-    url, options = _settings(postgres)
-    return psycopg.Connection.connect(url, **options)
+    """Open a connection, however often that takes within `CONNECT_SECONDS`."""
+    give_up_at = time.monotonic() + CONNECT_SECONDS
+    while True:
+        url, options = _settings(postgres)
+        try:
+            return open_sync(url, **options)
+        except psycopg.OperationalError as error:
+            if is_refused(error) or time.monotonic() > give_up_at:
+                raise
+        time.sleep(RETRY_SECONDS)
+
+
+async def _connect_async(postgres: PostgresConfig) -> AnyAsyncConnection:
+    """Do the same as `_connect` on the running loop."""
+    give_up_at = time.monotonic() + CONNECT_SECONDS
+    while True:
+        url, options = _settings(postgres)
+        try:
+            return await open_async(url, **options)
+        except psycopg.OperationalError as error:
+            if is_refused(error) or time.monotonic() > give_up_at:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 @contextmanager
 def _connection(postgres: PostgresConfig) -> Generator[AnyConnection]:
     """Borrow a connection of this process. One that the server has closed meanwhile is replaced."""
-    url, _ = _settings(postgres)
     connection: AnyConnection | None = None
     while _idle and connection is None:
         known, candidate = _idle.pop()
         with suppress(psycopg.Error, OSError):
-            if known == url and candidate.execute("SELECT 1"):
+            if known == postgres.conninfo and candidate.execute(IS_PRIMARY).fetchone() == (True,):
                 connection = candidate
         if connection is None:
             candidate.close()
@@ -142,7 +173,7 @@ def _connection(postgres: PostgresConfig) -> Generator[AnyConnection]:
         if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             connection.close()
         else:
-            _idle.append((url, connection))
+            _idle.append((postgres.conninfo, connection))
 
 
 # Async
@@ -190,24 +221,27 @@ async def _work_in_async(
 @asynccontextmanager
 async def _async_connection(postgres: PostgresConfig) -> AsyncGenerator[AnyAsyncConnection]:
     """Borrow a connection of the running loop."""
-    url, options = _settings(postgres)
     idle = _idle_async.setdefault(asyncio.get_running_loop(), [])
     connection: AnyAsyncConnection | None = None
     while idle and connection is None:
         known, candidate = idle.pop()
         with suppress(psycopg.Error, OSError):
-            if known == url and await candidate.execute("SELECT 1"):
+            if known == postgres.conninfo and await _is_primary(candidate):
                 connection = candidate
         if connection is None:
             await candidate.close()
-    connection = connection or await psycopg.AsyncConnection.connect(url, **options)
+    connection = connection or await _connect_async(postgres)
     try:
         yield connection
     finally:
         if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             await connection.close()
         else:
-            idle.append((url, connection))
+            idle.append((postgres.conninfo, connection))
+
+
+async def _is_primary(connection: AnyAsyncConnection) -> bool:
+    return await (await connection.execute(IS_PRIMARY)).fetchone() == (True,)
 
 
 def _may_have_committed(error: BaseException) -> bool:

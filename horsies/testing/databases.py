@@ -21,6 +21,7 @@ from psycopg import sql
 
 from horsies import embedded
 from horsies.config import PostgresConfig, schema_of
+from horsies.db.connection import connection_string, open_sync
 from horsies.db.migrations import migrate, script
 from horsies.db.urls import with_database
 from horsies.event_loop import run_sync
@@ -48,7 +49,7 @@ def fresh_database(server: str | None = None) -> Generator[str]:
     """
     url = PostgresConfig(database_url=server or server_url()).conninfo
     name = f"{PREFIX}_{os.getpid()}_{uuid4().hex[:12]}"
-    with psycopg.connect(url, autocommit=True) as admin:
+    with open_sync(connection_string(url)) as admin:
         template = _template(admin, url)
         _drop_leftovers(admin)
         admin.execute(_ddl("CREATE DATABASE {} TEMPLATE {}", name, template))

@@ -177,7 +177,10 @@ class Actions:
         outcome = await self._carry_out(plan(_actor(request), Bulk(ids=[task_id])))
         if outcome["done"]:
             return json_response(outcome)
-        if await self._state.query(lambda connection: inspect.task(connection, task_id, shown=0)) is None:
+        if (
+            await self._state.query_primary(lambda connection: inspect.task(connection, task_id, shown=0))
+            is None
+        ):
             raise not_found(f"task {task_id}")
         raise HttpError(409, problem, "Reload the page to see its current state.")
 
@@ -419,7 +422,7 @@ class Actions:
     async def signal_workflow(self, request: Request) -> Response:
         """Give the value of a signal, which is checked against the type of the parameter that takes it."""
         given, workflow_id = await read_json(request, GivenSignal), parse_id(request, "workflow_id")
-        takers = await self._state.query(
+        takers = await self._state.query_primary(
             lambda connection: inspect.signal_takers(connection, workflow_id, given.name)
         )
         value = _signal_value(given, self._state.value_type(takers))

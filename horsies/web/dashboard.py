@@ -80,11 +80,17 @@ class Dashboard(Guard):
 
         async def answer(request: Request) -> Response:
             try:
-                return await endpoint(request)
+                return self._with_lag(await endpoint(request))
             except Exception as error:  # noqa: BLE001  `http_error_of` logs unexpected errors
                 return self._error_response(request, http_error_of(error))
 
         return answer
+
+    def _with_lag(self, response: Response) -> Response:
+        """Tell programs how many seconds the replica is behind the primary."""
+        if self._state.replica is not None and self._state.replica.lag is not None:
+            response.headers["x-horsies-replica-lag"] = f"{self._state.replica.lag:.3f}"
+        return response
 
     async def _events(self, _request: Request) -> Response:
         events = self._state.broadcaster.join()
@@ -137,6 +143,7 @@ def create_dashboard(
     allowed_hosts: Sequence[str] | None = None,
     session_lifetime: timedelta = LIFETIME,
     redact: Sequence[str] = (),
+    read_url: str | None = None,
 ) -> Dashboard:
     """Return the dashboard of an app, or of a database by its URL. The default is the database that the environment names.
 
@@ -149,7 +156,7 @@ def create_dashboard(
     `allowed_hosts` names others. The trusted header is accepted only from `trusted_proxies`: IP addresses or networks,
     loopback by default. A browser that logged in with the token must log in again after `session_lifetime`. Viewers cannot
     change anything unless `enable_actions` is set. The values of arguments that `redact` or the app's own setting names are
-    shown as "[redacted]".
+    shown as "[redacted]". With `read_url`, pages are read from that replica, and actions go to the primary.
     """
     access = Access(
         enable_actions=enable_actions,
@@ -159,7 +166,7 @@ def create_dashboard(
         allowed_hosts=None if allowed_hosts is None else tuple(name.lower() for name in allowed_hosts),
         session_lifetime=session_lifetime,
     )
-    return Dashboard(DashboardState(app_or_url, access, redact))
+    return Dashboard(DashboardState(app_or_url, access, redact, read_url))
 
 
 STOP_SECONDS = 2

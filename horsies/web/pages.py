@@ -174,6 +174,7 @@ class Pages:
             "actions": self._state.access.enable_actions,
             "can_send": self._state.access.enable_actions and self._state.knows_tasks,
             "finds_arguments": not self._state.redactor,
+            "replica_lag": None if self._state.replica is None else self._state.replica.lag,
             **context,
         }
         return HTMLResponse(ENVIRONMENT.get_template(template).render(values), status)

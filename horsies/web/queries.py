@@ -629,7 +629,7 @@ class DashboardQueries:
         """
         try:
             async with asyncio.timeout(seconds):
-                return await self._state.cached("health", CHECKS_SECONDS, doctor.examine)
+                return await self._state.cached("health", CHECKS_SECONDS, doctor.examine, on_primary=True)
         except TimeoutError:
             return None
 

@@ -10,18 +10,20 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
+from psycopg import errors
 from starlette.responses import StreamingResponse
 
 from horsies.app import Horsies
 from horsies.client import resolve
-from horsies.config import AppConfig, PostgresConfig, database_at
+from horsies.config import AppConfig, PostgresConfig, database_at, schema_of
 from horsies.db.connection import BY_INDEX, TRANSIENT, Connection, Database
+from horsies.db.hosts import are_several
 from horsies.db.queries import inspect
 from horsies.errors import HorsiesError
 from horsies.redaction import Redactor, names_in
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+Work = Callable[[Connection], Awaitable[T]]
+
 
 CONNECTIONS = 4
 READ_SECONDS = 5
@@ -39,16 +43,17 @@ READ_SECONDS = 5
 
 def read_only_database(config: PostgresConfig) -> Database:
     """Return connections that cannot write and whose statements time out."""
-    settings = f"-c statement_timeout={READ_SECONDS}s -c default_transaction_read_only=on -c jit=off"
-    return _small_pool(config, "horsies-web", settings)
+    # Set after the connection is open: `target_session_attrs=read-write` refuses a session that begins read-only.
+    plans = BY_INDEX + b"; SET default_transaction_read_only = on"
+    return _small_pool(config, "horsies-web", f"-c statement_timeout={READ_SECONDS}s -c jit=off", plans)
 
 
 def action_database(config: PostgresConfig) -> Database:
     """Return connections for the actions of viewers."""
-    return _small_pool(config, "horsies-web-actions", f"-c statement_timeout={2 * READ_SECONDS}s")
+    return _small_pool(config, "horsies-web-actions", f"-c statement_timeout={2 * READ_SECONDS}s", BY_INDEX)
 
 
-def _small_pool(config: PostgresConfig, name: str, settings: str) -> Database:
+def _small_pool(config: PostgresConfig, name: str, settings: str, plans: bytes) -> Database:
     """Return a pool of direct connections: a pooler would refuse the settings. Options in the URL, such as a search path, stay."""
     url = urlsplit(config.session_conninfo)
     query = dict(parse_qsl(url.query))
@@ -60,7 +65,55 @@ def _small_pool(config: PostgresConfig, name: str, settings: str) -> Database:
         pool_timeout=READ_SECONDS,
         schema=config.schema,
     )
-    return Database(direct, name, BY_INDEX)
+    return Database(direct, name, plans)
+
+
+def replica_at(url: str, schema: str | None) -> PostgresConfig:
+    """Return the settings for a replica. Of several hosts, a standby is preferred, and the primary is better than nothing."""
+    config = PostgresConfig(database_url=url, schema=schema)
+    if not are_several(config.conninfo) or "target_session_attrs=" in url:
+        return config
+    joined = f"{url}{'&' if '?' in url else '?'}target_session_attrs=prefer-standby"
+    return PostgresConfig(database_url=joined, schema=schema)
+
+
+# The lag is read again after so long.
+LAG_SECONDS = 1.0
+
+
+class ReplicaBehind(Exception):
+    """The replica does not have a change of a viewer yet."""
+
+
+class Replica:
+    """Reads from a replica. What a viewer has just changed is read from the primary, until the replica has it, too."""
+
+    def __init__(self, config: PostgresConfig) -> None:
+        self.pool = read_only_database(config)
+        self.lag: float | None = None  # in seconds, as of the latest query; None until the first one
+        self._lag_read_at = float("-inf")
+        # The position of the latest change by a viewer, as long as the replica may lack it.
+        self._written_to: str | None = None
+
+    async def query(self, query: Work[T]) -> T:
+        """Run a query; raise `ReplicaBehind` if the replica lacks a viewer's change."""
+        async with self.pool.connection() as connection:
+            if time.monotonic() > self._lag_read_at + LAG_SECONDS or self._written_to is not None:
+                written_to = self._written_to
+                self.lag, is_missing = await inspect.replica_lag(connection, written_to)
+                self._lag_read_at = time.monotonic()
+                if is_missing:
+                    raise ReplicaBehind
+                if self._written_to == written_to:
+                    self._written_to = None
+            try:
+                return await query(connection)
+            except errors.SerializationFailure:  # the replica had to remove rows that the query read
+                return await query(connection)
+
+    async def wrote(self, connection: Connection) -> None:
+        """Note that a viewer has changed something over this connection to the primary."""
+        self._written_to = await inspect.change_marker(connection)
 
 
 @asynccontextmanager
@@ -240,14 +293,15 @@ class EventStream(StreamingResponse):
             self._broadcaster.leave(self._events)
 
 
-Work = Callable[[Connection], Awaitable[T]]
-
-
 class DashboardState:
     """The state of one dashboard. It connects to the database at the first request."""
 
     def __init__(
-        self, source: Horsies | str | PostgresConfig | None, access: Access, redact: Sequence[str] = ()
+        self,
+        source: Horsies | str | PostgresConfig | None,
+        access: Access,
+        redact: Sequence[str] = (),
+        read_url: str | None = None,
     ) -> None:
         config = database_at(source) if isinstance(source, str) else source
         self.app = config if isinstance(config, Horsies) else Horsies(AppConfig(broker=config))
@@ -258,6 +312,8 @@ class DashboardState:
         self.cache = QueryCache()
         self.broadcaster = Broadcaster(lambda: self.query(inspect.change_marker))
         self._postgres: PostgresConfig | None = None
+        # Without a replica, everything is read from the primary.
+        self.replica = None if read_url is None else Replica(replica_at(read_url, schema_of(self.app.config)))
         self._read_pool: Database | None = None
         self._action_pool: Database | None = None
         self._jobs: set[asyncio.Task[None]] = set()
@@ -287,12 +343,22 @@ class DashboardState:
             self._postgres = await asyncio.to_thread(resolve, self.app.config)
         return self._postgres
 
-    async def cached(self, key: Hashable, seconds: float, query: Work[T], queries: int = 1) -> T:
+    async def cached(
+        self, key: Hashable, seconds: float, query: Work[T], queries: int = 1, *, on_primary: bool = False
+    ) -> T:
         """Return a result at most `seconds` old, shared with everybody who asks for the same key."""
-        return await self.cache.get(key, seconds, lambda: self.query(query), queries)
+        run = self.query_primary if on_primary else self.query
+        return await self.cache.get(key, seconds, lambda: run(query), queries)
 
     async def query(self, query: Work[T]) -> T:
-        """Run a query now, without the cache."""
+        """Run a query now, without the cache; on the replica, if there is one."""
+        if self.replica is not None:
+            with suppress(ReplicaBehind):
+                return await self.replica.query(query)
+        return await self.query_primary(query)
+
+    async def query_primary(self, query: Work[T]) -> T:
+        """Run a query on the primary: its answer decides about an action, or concerns the primary itself."""
         config = await self._resolve()
         if self._read_pool is None:
             self._read_pool = read_only_database(config)
@@ -306,14 +372,19 @@ class DashboardState:
             self._action_pool = action_database(config)
         try:
             async with self._action_pool.connection() as connection:
-                return await work(connection)
+                try:
+                    return await work(connection)
+                finally:
+                    if self.replica is not None:
+                        with suppress(psycopg.Error):
+                            await self.replica.wrote(connection)
         finally:
             self.cache.clear()
             self.broadcaster.send(CHANGED)
 
     async def close(self) -> None:
         await asyncio.gather(*self._jobs, return_exceptions=True)
-        for pool in (self._read_pool, self._action_pool):
+        for pool in (self._read_pool, self._action_pool, self.replica and self.replica.pool):
             if pool is not None:
                 await pool.close()
         self._read_pool = self._action_pool = None

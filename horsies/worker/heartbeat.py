@@ -17,7 +17,14 @@ from random import random
 from uuid import uuid4
 
 from horsies.config import CustomQueueConfig, PostgresConfig, WorkerConfig
-from horsies.db.connection import TRANSIENT, Connection, connect_worker, hangup_after
+from horsies.db.connection import (
+    TRANSIENT,
+    Connection,
+    connect_worker,
+    hangup_after,
+    retry_pause_ms,
+    server_of,
+)
 from horsies.db.queries import workers
 from horsies.db.queries.workers import Definition, Registration
 from horsies.event_loop import wait_until_set
@@ -41,6 +48,33 @@ REAP_SHARE = 0.02
 def new_owner(lease_seconds: float) -> Owner:
     """Return an owner with an id that was never used before."""
     return Owner(uuid4(), socket.gethostname(), f"worker-{os.getpid()}", lease_seconds)
+
+
+class Presence:
+    """How long one server has answered this worker without a gap.
+
+    After an outage, a long recovery of the server or a pause of the machine, all leases have expired although no worker is
+    dead. After a failover, they may expire while the others still look for the new primary, whose clock may be ahead. Only a
+    worker that was answered all the time can tell that another one was silent by itself.
+    """
+
+    def __init__(self) -> None:
+        self._server: str | None = None
+        self._answered_at = self._answered_since = float("-inf")
+
+    def connected(self, server: str) -> None:
+        """Note the server of a new connection; with another one, the time begins anew."""
+        if self._server not in (None, server):
+            logger.warning("PostgreSQL was restarted, or another server has taken over")
+            self._answered_at = float("-inf")
+        self._server = server
+
+    def answered(self, now: float, longest_gap: float) -> float:
+        """Note an answer, and return for how many seconds there was no gap."""
+        if now - self._answered_at > longest_gap:
+            self._answered_since = now
+        self._answered_at = now
+        return now - self._answered_since
 
 
 class Heartbeat:
@@ -67,7 +101,7 @@ class Heartbeat:
         self._interval = app.config.claim_renew_interval_ms / 1000
         self._wake = asyncio.Event()
         self._lease_until = self._maintained_at = self._reap_at = 0.0
-        self._answered_at = self._answered_since = float("-inf")
+        self._presence = Presence()
         self.turned_at = 0.0
         self.leads = False
 
@@ -158,15 +192,19 @@ class Heartbeat:
             self.turned_at = time.monotonic()
             try:
                 async with await connect_worker(postgres, "horsies-heartbeat") as connection:
+                    with hangup_after(connection, self._trips.owner.lease_seconds / 2):
+                        self._presence.connected(await workers.server_identity(connection))
                     while True:
                         await self._beat(connection)
+                        if attempt:
+                            self._trips.leave_other_servers(server_of(connection))
                         attempt = 0
                         await wait_until_set(self._wake, min(self._interval, self._stats.pause()))
                         self._wake.clear()
             except TRANSIENT as error:
                 logger.warning("Cannot renew the lease (%s), trying again", type(error).__name__)
             # Short enough that the lease does not expire only because of the pause.
-            cap_ms = int(self._trips.owner.lease_seconds * 1000 / 4)
+            cap_ms = retry_pause_ms(postgres, int(self._trips.owner.lease_seconds * 1000 / 4))
             await asyncio.sleep(backoff(attempt, 100, cap_ms, random()))
             attempt += 1
 
@@ -203,7 +241,8 @@ class Heartbeat:
         self._claim_loop.cancel(reply.cancelled)
         self.leads = reply.leads
         await self._refresh_left_out(connection)
-        if self._was_answered_for_a_lease(owner.lease_seconds) and reply.leads:
+        present = self._presence.answered(time.monotonic(), 2 * self._interval)
+        if present >= owner.lease_seconds - self._interval and reply.leads:
             await self._maintain_if_due(connection, reply.others_are_late)
 
     async def _refresh_left_out(self, connection: Connection) -> None:
@@ -213,18 +252,6 @@ class Heartbeat:
             self._claim_loop.claim_soon()
 
     # Maintenance
-
-    def _was_answered_for_a_lease(self, lease_seconds: float) -> bool:
-        """Return True if the database has answered this worker without a gap for about a lease.
-
-        After an outage, a long recovery of the server or a pause of the machine, all leases have expired although no worker
-        is dead. Only a worker that was answered all the time can tell that another one was silent by itself.
-        """
-        now = time.monotonic()
-        if now - self._answered_at > 2 * self._interval:
-            self._answered_since = now
-        self._answered_at = now
-        return now - self._answered_since >= lease_seconds - self._interval
 
     async def _maintain_if_due(self, connection: Connection, others_are_late: bool) -> None:
         """Create history partitions, fire workflow timers and rescue tasks of dead workers, at an interval.

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
 from horsies import cancellation, quarantine
 from horsies.codec import encode_result
 from horsies.config import CustomQueueConfig
-from horsies.db.connection import TRANSIENT, Connection, hangup_after
+from horsies.db.connection import TRANSIENT, Connection, hang_up, hangup_after, server_of
 from horsies.db.queries import tasks, workers, workflows
 from horsies.db.queries.tasks import (
     Claimed,
@@ -119,6 +120,7 @@ class Holdings:
         self.is_uncertain = False  # before the await: it may be set again while the statements run
         if self.lost_sessions:
             await self._disown_undone(connection, worker_id)
+            await self._write_undone_again(connection, worker_id)
         held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
         held += [(ended.id, ended.claim_seq) for ended in (*self._settler.completed, *self._settler.failed)]
         try:
@@ -152,6 +154,27 @@ class Holdings:
                 pool.disown(undone)
             for task in [task for task in self._prefetched if (task.id, task.claim_seq) in undone]:
                 self._prefetched.remove(task)
+
+    async def _write_undone_again(self, connection: Connection, worker_id: UUID) -> None:
+        """Write the outcomes again that the database has lost, so that finished tasks do not run a second time.
+
+        That takes a failover to an asynchronous standby, or a server that acknowledges commits before they are on disk.
+        """
+        recent = self._settler.take_recent()
+        if not recent:
+            return
+        try:
+            with hangup_after(connection):
+                held = await tasks.held(connection, worker_id, [outcome.id for outcome in recent])
+        except BaseException:
+            self._settler.written(recent, time.monotonic())
+            raise
+        undone = [outcome for outcome in recent if (outcome.id, outcome.claim_seq) in held]
+        if undone:
+            logger.warning(
+                "The database has lost the outcomes of %s; writing them again", counted(len(undone), "task")
+            )
+            self._settler.write_again(undone)
 
     # Prefetched tasks
 
@@ -231,6 +254,26 @@ class RoundTrips:
         self._unknown: list[Claimed] = []  # just claimed, and their task is not registered here
         self._reported: set[tuple[str, bool]] = set()  # the unknown names that were logged
         self._refresh_at = 0.0
+        self._connections: set[Connection] = set()
+
+    @contextmanager
+    def working_on(self, connection: Connection) -> Generator[None]:
+        """Note that round trips go over this connection within the block."""
+        self._connections.add(connection)
+        try:
+            yield
+        finally:
+            self._connections.discard(connection)
+
+    def leave_other_servers(self, server: tuple[str, int]) -> None:
+        """Give up connections to servers other than this one, which takes writes: there has been a failover.
+
+        The old primary may be cut off from its network, and would not answer for long.
+        """
+        for connection in self._connections:
+            if not connection.closed and server_of(connection) != server:
+                logger.warning("The primary is now %s port %d; leaving the server used before", *server)
+                hang_up(connection)
 
     # Decisions
 
@@ -274,6 +317,7 @@ class RoundTrips:
         failed = self.settler.take_failed()
         try:
             settled = await quarantine.settle(connection, [], failed, self.owner.worker_id)
+            self.settler.written(failed, time.monotonic())
             self._event_hooks.failed(failed, settled.failed)
             self.sleeper.add_timer(settled.timer)
             self.is_claim_due |= any(failure.node for failure in failed)
@@ -324,6 +368,7 @@ class RoundTrips:
             raise
         finally:
             self.capacity.unreserve(rooms)
+        self.settler.written(completed, time.monotonic())
         self._event_hooks.completed(completed, answer.settled)
         if request.worker_id != self.owner.worker_id or not self.registered.is_set():
             return  # the worker was declared dead meanwhile: what it claimed under that id is not ours

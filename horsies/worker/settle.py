@@ -7,6 +7,8 @@ could not be written is kept and written later.
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Sequence
 from random import random
 from typing import Any, TypeVar
 
@@ -30,6 +32,8 @@ logger = logging.getLogger("horsies.settle")
 MAX_CRASHES = 3
 MAX_STATEMENT_CHARACTERS = 32 * 1_048_576
 MAX_NAME_CHARACTERS = 255
+# How long, and how much in all, outcomes are kept after they were written.
+RECENT_SECONDS, RECENT_CHARACTERS = 30.0, 8 * 1_048_576
 
 
 class Settler:
@@ -41,6 +45,8 @@ class Settler:
         self.failure_log = FailureLog(app)
         self.completed: list[Completed] = []
         self.failed: list[Failure] = []
+        self._recent: deque[tuple[float, Completed | Failure]] = deque()
+        self._recent_characters = 0
 
     def __bool__(self) -> bool:
         return bool(self.completed or self.failed)
@@ -145,6 +151,30 @@ class Settler:
     def take_failed(self) -> list[Failure]:
         """Remove and return the failures that fit into one statement."""
         return _take_batch(self.failed)
+
+    # Outcomes that were written, and that a failover to an asynchronous standby may have undone
+
+    def written(self, outcomes: Sequence[Completed | Failure], now: float) -> None:
+        """Keep outcomes for a while after they were written."""
+        for outcome in outcomes:
+            self._recent.append((now, outcome))
+            self._recent_characters += len(outcome.result)
+        while self._recent and (
+            self._recent[0][0] < now - RECENT_SECONDS or self._recent_characters > RECENT_CHARACTERS
+        ):
+            self._recent_characters -= len(self._recent.popleft()[1].result)
+
+    def take_recent(self) -> list[Completed | Failure]:
+        """Remove and return the outcomes that were written a short time ago."""
+        recent = [outcome for _, outcome in self._recent]
+        self._recent.clear()
+        self._recent_characters = 0
+        return recent
+
+    def write_again(self, outcomes: Sequence[Completed | Failure]) -> None:
+        """Write outcomes once more: the database has lost them."""
+        self.completed += [outcome for outcome in outcomes if isinstance(outcome, Completed)]
+        self.failed += [outcome for outcome in outcomes if isinstance(outcome, Failure)]
 
 
 AnyOutcome = TypeVar("AnyOutcome", Completed, Failure)

@@ -257,7 +257,8 @@ class Worker:
             try:
                 async with await connect_worker(postgres, "horsies-worker") as connection:
                     attempt, session = 0, connection.info.backend_pid
-                    await work(connection)
+                    with self._trips.working_on(connection):
+                        await work(connection)
                     return
             except TRANSIENT as error:
                 if session:

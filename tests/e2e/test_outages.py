@@ -248,3 +248,30 @@ def test_a_task_whose_claim_the_database_has_lost_runs_again_and_only_that_run_i
     assert "The database has lost the claims of 1 task" in office.worker.log
     assert stored["claim_seq"] == first["claim_seq"]
     assert result == stored["worker_pid"] != first["worker_pid"]
+
+
+def test_a_result_that_the_database_has_lost_is_stored_again_and_the_task_does_not_run_twice(
+    workplace: Workplace, proxy: Proxy, db: Db
+) -> None:
+    """A failover to an asynchronous standby can undo the end of a task."""
+    office = staffed(workplace, APP, "--processes=1")
+    gate = office.gate("ended")
+    handle = office.tasks.wait_for.send(str(gate)).unwrap()
+    until_status(db, handle, "RUNNING")
+    db.execute("CREATE TABLE before_the_end AS SELECT * FROM horsies_tasks WHERE id = %s", (handle.task_id,))
+    gate.touch()
+    ended = until_status(db, handle, "COMPLETED")
+    _cut_off(proxy)
+    eventually(lambda: not sessions(db), what="the end of the sessions of the worker")
+
+    with db.transaction():
+        db.execute("SET LOCAL session_replication_role = replica")  # else what has ended cannot be changed
+        db.execute("DELETE FROM horsies_tasks WHERE id = %s", (handle.task_id,))
+        db.execute("DELETE FROM horsies_attempts WHERE task_id = %s", (handle.task_id,))
+        db.execute("INSERT INTO horsies_tasks SELECT * FROM before_the_end")
+    assert row(db, handle)["status"] == "RUNNING"
+    proxy.refusing = False
+
+    assert until_status(db, handle, "COMPLETED")["result"] == ended["result"]
+    assert lines(Path(f"{gate}.runs")) == ["ran"]
+    assert "The database has lost the outcomes of 1 task" in office.worker.log

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from horsies import embedded
 from horsies.cli.db import db
 from horsies.db.urls import with_database
+from horsies.errors import ConfigurationError
 from horsies.project import database_name, project_folder
 
 
@@ -61,3 +62,17 @@ def test_status_hides_the_password(shared_home, shared, run):
 
 def test_the_path_is_the_data_directory(shared_home, shared, run):
     assert run(shared_home, "path").stdout == f"{shared.data_dir}\n"
+
+
+@pytest.mark.parametrize("word", ["start", "url"])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
+def test_the_embedded_server_takes_no_part_in_replication(new, run, monkeypatch, word, scheme):
+    monkeypatch.setenv("HORSIES_DATABASE_URL", f"{scheme}://ann:secret@db1,db2:5433/shop")
+
+    with pytest.raises(ConfigurationError) as refused:
+        run(new, word)
+
+    assert "several PostgreSQL servers" in str(refused.value)
+    assert "db1,db2:5433" in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert embedded.status(new) is None

@@ -5,6 +5,12 @@ python -m tests.faults --kills 100       what so many kills of a worker cost
 python -m tests.faults --sends 1000000   so many sends under fault after fault
 python -m tests.faults --soak 60         a load under fault after fault, for so many minutes
 
+python -m tests.faults --failover 10     kill the primary of three replicated servers so many times; --sync: with synchronous replication
+python -m tests.faults --switchover 10   replace the primary on purpose
+python -m tests.faults --split 3         cut the primary off for ten seconds, so that two servers take writes
+python -m tests.faults --stall 3         stop all standbys for twenty seconds; with --sync no commit returns meanwhile
+python -m tests.faults --patroni 3       kill the primary and its Patroni, which replaces it
+
 With --seed 7 the same faults strike at the same moments again, as far as processes can be told what to do.
 """
 
@@ -15,7 +21,7 @@ import sys
 import time
 from random import Random
 
-from tests.faults import figures
+from tests.faults import failover, figures
 from tests.faults.figures import Lines
 from tests.faults.place import Place, place
 from tests.faults.report import summary, table
@@ -48,9 +54,17 @@ def main() -> int:
     wish.add_argument("--kills", type=int, metavar="COUNT")
     wish.add_argument("--sends", type=int, metavar="COUNT")
     wish.add_argument("--soak", type=float, metavar="MINUTES")
+    for name in failover.DRILLS:
+        wish.add_argument(f"--{name}", type=int, metavar="COUNT")
+    parser.add_argument(
+        "--sync", action="store_true", help="synchronous replication, in the drills on three servers"
+    )
     parser.add_argument("--seed", type=int, default=Random().randrange(1, 10**9))
     given = parser.parse_args()
     began = time.monotonic()
+    for name in failover.DRILLS:
+        if (count := getattr(given, name)) is not None:
+            return failover.report(name, count, given.seed, is_sync=given.sync)
     with place(given.seed) as where:
         lines = [*measure(where, given), *figures.promises(where)]
         print(

@@ -60,6 +60,8 @@ class Plan:
     mix: tuple[str, ...] = MIX
     batch: int = 1
     watch_seconds: float = 0.05
+    urls: tuple[str, ...] = ()  # how workers and producers reach the database, in turn
+    promises: frozenset[str] | None = None  # those that the fault must not break; None for all
 
 
 class Watch:
@@ -174,8 +176,11 @@ class Scene:
             process.kill()
             process.wait()
 
-    def _env_for(self, proxy: Proxy | None) -> dict[str, str]:
+    def _env_for(self, proxy: Proxy | None, number: int) -> dict[str, str]:
+        """Return the environment of a process; `number` counts workers and producers, each by themselves."""
         url = (self.plan.pooler_url or self.url) if proxy is None else proxy.url
+        if self.plan.urls:
+            url = self.plan.urls[number % len(self.plan.urls)]
         return self._env | {"HORSIES_DATABASE_URL": url}
 
     @property
@@ -200,7 +205,8 @@ class Scene:
         """Start one more worker."""
         arguments = ["tests.faults.app:app", f"--processes={self.plan.processes}"]
         proxy = Proxy(self.url).__enter__() if self.plan.proxied else None
-        worker = RunningWorker(self.folder, self._env_for(proxy) | dict(self.plan.env), arguments)
+        env = self._env_for(proxy, len(self.workers) + len(self.former))
+        worker = RunningWorker(self.folder, env | dict(self.plan.env), arguments)
         self.workers.append(worker)
         if proxy is not None:
             self._proxies[worker.pid] = proxy
@@ -225,9 +231,8 @@ class Scene:
             arguments = [str(name), str(count), str(self.plan.seconds), str(self.plan.seed)]
             command = [sys.executable, "-m", "tests.faults.producer", *arguments]
             with (self.folder / f"producer-{name}.log").open("wb") as log:
-                producer = subprocess.Popen(
-                    command, cwd=ROOT, env=self._env_for(self.producer_proxy), stdout=log, stderr=log
-                )
+                env = self._env_for(self.producer_proxy, name)
+                producer = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
             self.producers.append(producer)
         eventually(self._all_send, 60, "the producers sending")
         self._began = time.monotonic()
@@ -243,14 +248,17 @@ class Scene:
 
     # The injector's schedule
 
-    def strike(self, fault: Callable[[Scene], None], times: int) -> None:
-        """Let a fault loose so many times while tasks are sent, at moments drawn at random."""
+    def strike(self, fault: Callable[[Scene], int | None], times: int) -> None:
+        """Let a fault loose so many times while tasks are sent, at moments drawn at random.
+
+        A fault returns the moment at which it had healed, if that was before it had done everything.
+        """
         length = self.plan.seconds
         for at in sorted(self.random.uniform(0.1 * length, 0.8 * length) for _ in range(times)):
             self.pause(self._began + at - time.monotonic())
             began = now()
-            fault(self)
-            self.strikes.append((began, now()))
+            healed = fault(self)
+            self.strikes.append((began, healed or now()))
 
     def pause(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))

@@ -9,7 +9,9 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
+from horsies.db.connection import connection_string
 from horsies.errors import ConfigurationError
 from tests.support.workers import Workplace
 
@@ -156,3 +158,22 @@ def test_a_django_without_tasks_is_told_what_to_install(monkeypatch: pytest.Monk
 
     assert refused.value.code == "HRS-219"
     assert "django-tasks" in str(refused.value)
+
+
+def test_the_servers_of_a_database_of_djangos_are_all_used() -> None:
+    backend = pytest.importorskip("horsies.integrations.django.backend", exc_type=ImportError)
+    url = backend.database_url(
+        {
+            "NAME": "shop",
+            "USER": "ann",
+            "HOST": "db1,db2",
+            "PORT": "5432,5433",
+            "OPTIONS": {"target_session_attrs": "any", "pool": True},
+        }
+    )
+
+    found = conninfo_to_dict(connection_string(url))
+
+    assert (found["host"], found["port"]) == ("db1,db2", "5432,5433")
+    assert found["target_session_attrs"] == "any"
+    assert found["dbname"] == "shop"

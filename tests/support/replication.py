@@ -53,6 +53,19 @@ class Replication:
                 server.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
                 server.execute("SELECT pg_reload_conf()")
 
+    def catch_up(self) -> None:
+        """Wait until the standby shows everything that the primary has written so far."""
+        with (
+            psycopg.connect(self.url, autocommit=True) as primary,
+            psycopg.connect(self.standby_url, autocommit=True) as standby,
+        ):
+            written = primary.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+            eventually(
+                lambda: standby.execute(replayed, written).fetchone() == (True,),
+                what="the standby catching up",
+            )
+
     def stalled_for(self, application_name: str) -> float:
         """Return for how many seconds the longest commit of an application has waited for the standby; 0 if none does."""
         with psycopg.connect(self.url, autocommit=True) as primary:

@@ -725,3 +725,9 @@ async def change_marker(connection: Connection) -> str:
     """Return a text that stays the same while nothing in the database changes."""
     row = await (await connection.execute(SQL["change_marker"])).fetchone()
     return "" if row is None else str(row[0])
+
+
+async def replica_lag(connection: Connection, written_to: str | None) -> tuple[float, bool]:
+    """Return by how many seconds a replica is behind, and True if it has not replayed everything up to a position."""
+    row = await (await connection.execute(SQL["replica_lag"], {"written_to": written_to})).fetchone()
+    return (0.0, False) if row is None else (float(row[0]), bool(row[1]))

@@ -411,3 +411,13 @@ SELECT acted_at, left(actor, 300) AS actor, left(action, 300) AS action, left(su
 -- name: change_marker
 -- Return the server's position in its write-ahead log. While that stays the same, nothing has changed.
 SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)::text;
+
+-- name: replica_lag
+-- By how many seconds a replica is behind, and whether it lacks the position up to which a viewer has written. A replica that has
+-- replayed everything is up to date while it receives from its primary. Otherwise its state is that of its last transaction.
+SELECT coalesce(CASE WHEN NOT pg_is_in_recovery() THEN 0
+                     WHEN EXISTS (SELECT FROM pg_stat_wal_receiver)
+                          AND pg_last_wal_receive_lsn() <= pg_last_wal_replay_lsn() THEN 0
+                     ELSE greatest(0, extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()))
+                END, 0)::double precision AS seconds,
+       coalesce(pg_is_in_recovery() AND pg_last_wal_replay_lsn() < %(written_to)s::pg_lsn, false) AS is_missing;

@@ -131,6 +131,12 @@ async def open_sends(connection: Connection, named: Sequence[str] | None) -> lis
     return await cursor.fetchall()
 
 
+async def server_identity(connection: Connection) -> str:
+    """Return a text that tells this server, since its last start, from others."""
+    row = await (await connection.execute(SQL["server_identity"])).fetchone()
+    return "" if row is None else str(row[0])
+
+
 async def open_sessions(connection: Connection, sessions: Iterable[int]) -> set[int]:
     """Return those of the sessions, given by their backend pids, that have not ended."""
     values = {"sessions": list(sessions)}

@@ -107,6 +107,10 @@ SELECT DISTINCT virtualtransaction
 -- The given sessions that have not ended: the server may still execute their last statement.
 SELECT pid FROM pg_stat_activity WHERE pid = ANY (%(sessions)s::int[]);
 
+-- name: server_identity
+-- A text that is another one after a restart and on another server.
+SELECT pg_postmaster_start_time()::text;
+
 -- name: deregister
 DELETE FROM horsies_workers WHERE worker_id = %(worker_id)s;
 
