@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,18 @@ NEUTRAL = """root => document.querySelectorAll(".traceback, .frames code").forEa
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
+    with stage(9_000) as (browser, base, scenes, _):
+        take(browser, base, scenes)
+
+
+@contextmanager
+def stage(tasks: int) -> Iterator[tuple[Browser, str, dict[str, str], str]]:
+    """Yield a browser, the dashboard of a shop at work with a day of so many tasks, the ids to show, and its database."""
     with tempfile.TemporaryDirectory() as home:
         server = embedded.ensure(Path(home), announce=lambda _: None)
         try:
             asyncio.run(migrate(PostgresConfig(database_url=server.url)))
-            fill_day(server.url, 9_000)
+            fill_day(server.url, tasks)
             with Workplace(Path(home), server.url) as place, browsing() as browser:
                 place.write(HEAD + SOURCE + FLOWS)
                 shop = place.load()
@@ -43,7 +52,7 @@ def main() -> None:
                 for customer in range(4):
                     shop.send_mail.send(to=f"{customer}@shop.example", subject="Your order is on its way")
                 with dashboard(shop.app, enable_actions=True) as base:
-                    take(browser, base, scenes)
+                    yield browser, base, scenes, server.url
         finally:
             embedded.stop(Path(home), remove=True)
 
