@@ -38,11 +38,21 @@ from horsies.db.queries.inspect import (
     WorkflowRow,
 )
 from horsies.db.queries.keys import Key, KeyTotals
-from horsies.db.queries.statistics import EVERYTHING, Latencies, Scope, TaskCounts, TaskTotals, TimeSlot
+from horsies.db.queries.statistics import (
+    EVERYTHING,
+    Latencies,
+    RateLimit,
+    Scope,
+    TableSize,
+    TaskCounts,
+    TaskTotals,
+    TimeSlot,
+)
+from horsies.redaction import Redactor
 from horsies.schedule.api import info_from_row
 from horsies.schedule.model import TaskSchedule
 from horsies.schedule.occurrences import NeverAgain, upcoming, zone_of
-from horsies.schedule.patterns import describe
+from horsies.schedule.patterns import CronSchedule, describe
 from horsies.web.charts import SLOT, Range, floor
 from horsies.web.failures import Failures, grouped
 from horsies.web.forms import ANY_JSON, Field, form_of
@@ -63,6 +73,7 @@ from horsies.web.requests import (
     parse_window,
     parse_workflow_filter,
 )
+from horsies.web.schedules import when_text
 from horsies.web.selection import first_id_at, parse_bulk_filter, selection
 from horsies.web.state import DashboardState, one_snapshot
 
@@ -269,6 +280,12 @@ class DashboardQueries:
         return await self._state.cached(
             ("keys", limit), STATE_SECONDS, lambda connection: keys.keys(connection, limit)
         )
+
+    async def rate_limits(self) -> list[RateLimit]:
+        return await self._state.cached("rates", STATE_SECONDS, statistics.rate_limits)
+
+    async def tables(self) -> list[TableSize]:
+        return await self._state.cached("tables", CHECKS_SECONDS, statistics.tables)
 
     async def key_totals(self) -> KeyTotals:
         return await self._state.cached("key totals", COUNTS_SECONDS, keys.totals)
@@ -618,7 +635,10 @@ class DashboardQueries:
         async def ask(connection: Connection) -> list[dict[str, Any]]:
             found = await schedules.listing(connection, q=q, after=after, limit=limit)
             redactor = self._state.redactor
-            return [_schedule(row._replace(error=redactor.scrub(row.error, row.definition))) for row in found]
+            return [
+                _schedule(row._replace(error=redactor.scrub(row.error, row.definition)), redactor)
+                for row in found
+            ]
 
         return await self._state.cached(("schedules", q, after, limit), STATE_SECONDS, ask)
 
@@ -634,7 +654,7 @@ class DashboardQueries:
             return None
 
 
-def _schedule(row: schedules.ScheduleRow) -> dict[str, Any]:
+def _schedule(row: schedules.ScheduleRow, redactor: Redactor) -> dict[str, Any]:
     """Return a schedule as the API and the page show it: the task or workflow it runs, and when."""
     info = info_from_row(row)
     schedule = info.schedule
@@ -642,8 +662,18 @@ def _schedule(row: schedules.ScheduleRow) -> dict[str, Any]:
         "name": info.name,
         "source": info.source,
         "state": "paused" if info.paused_at is not None else "active" if info.enabled else "disabled",
+        "task_name": None if schedule is None else schedule.task_name,
+        "definition_key": None if schedule is None else schedule.definition_key,
+        "kwargs": None
+        if schedule is None or len(row.definition) > SHOWN
+        else redactor.json(msgspec.json.encode(schedule.kwargs).decode()),
+        "overlap": None if schedule is None else schedule.overlap,
+        "written": None if schedule is None or len(row.definition) > SHOWN else when_text(schedule.pattern),
         "runs": "?" if schedule is None else schedule.task_name or schedule.definition_key or "?",
         "when": "?" if schedule is None else describe(schedule.pattern),
+        "cron": schedule.pattern.expression
+        if schedule is not None and isinstance(schedule.pattern, CronSchedule)
+        else None,
         "timezone": "?" if schedule is None else schedule.timezone,
         "next_runs": _next_runs(schedule, info.next_run_at),
         "last_run_at": info.last_run_at,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import UUID
 
 import psycopg
 from playwright.sync_api import Browser, Page, expect
@@ -36,13 +38,13 @@ ROUTES = {
 _COPY_WORKFLOW = """
 INSERT INTO horsies_workflows
 SELECT (jsonb_populate_record(flow, jsonb_build_object(
-           'id', md5(id::text || %(n)s)::uuid, 'root_workflow_id', md5(id::text || %(n)s)::uuid,
+           'id', %(new)s::uuid, 'root_workflow_id', %(new)s::uuid,
            'sent_at', sent_at - %(n)s * interval '15 min', 'started_at', started_at - %(n)s * interval '15 min',
            'completed_at', completed_at - %(n)s * interval '15 min'))).*
   FROM horsies_workflows AS flow WHERE id = %(id)s"""
 _COPY_NODES = """
 INSERT INTO horsies_workflow_tasks
-SELECT (jsonb_populate_record(node, jsonb_build_object('workflow_id', md5(workflow_id::text || %(n)s)::uuid))).*
+SELECT (jsonb_populate_record(node, jsonb_build_object('workflow_id', %(new)s::uuid))).*
   FROM horsies_workflow_tasks AS node WHERE workflow_id = %(id)s"""
 
 
@@ -59,6 +61,8 @@ def main(folder: Path, words: list[str]) -> None:
             gallery.take("locked", base, {"login": "/"})
         with Proxy(url) as proxy, dashboard(proxy.url) as base:
             gallery.take("away", base, {"tasks": "/tasks", "overview": "/"}, lose=proxy)
+            proxy.refusing = True
+            proxy.cut()
             gallery.take("gone", base, {"queues": "/queues"})
         gallery.compose()
 
@@ -80,8 +84,10 @@ def details(scenes: dict[str, str], url: str) -> dict[str, str]:
 def copy_workflow(url: str, workflow_id: str, times: int) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         for n in range(1, times + 1):
+            sent = int(time.time() * 1000) - n * 900_000
+            new = UUID(f"{sent:012x}7{n % 4096:03x}8{n:015x}")
             for statement in (_COPY_WORKFLOW, _COPY_NODES):
-                connection.execute(statement, {"n": n, "id": workflow_id})
+                connection.execute(statement, {"n": n, "id": workflow_id, "new": new})
 
 
 def empty_database(url: str) -> str:
@@ -135,7 +141,9 @@ class Gallery:
         assert page.viewport_size is not None
         width, height = page.viewport_size["width"], page.viewport_size["height"]
         length = page.evaluate("document.documentElement.scrollHeight")
-        page.set_viewport_size({"width": width, "height": int(min(max(length, height), height * MOST_SCREENS))})
+        page.set_viewport_size(
+            {"width": width, "height": int(min(max(length, height), height * MOST_SCREENS))}
+        )
         page.screenshot(path=self._folder / f"{name}.png")
 
     def compose(self) -> None:
@@ -145,12 +153,17 @@ class Gallery:
             for number in range(0, len(pictures), columns):
                 page = self._browser.new_page(viewport={"width": columns * SIZES[size][0], "height": 600})
                 _sheet(page, pictures[number : number + columns])
-                page.screenshot(path=self._folder / f"sheet-{size}-{theme}-{number // columns}.png", full_page=True)
+                page.screenshot(
+                    path=self._folder / f"sheet-{size}-{theme}-{number // columns}.png", full_page=True
+                )
                 page.close()
 
 
 def _sheet(page: Page, pictures: list[Path]) -> None:
-    figures = "".join(f"<figure><figcaption>{each.stem}</figcaption><img src='{each.as_uri()}'></figure>" for each in pictures)
+    figures = "".join(
+        f"<figure><figcaption>{each.stem}</figcaption><img src='{each.as_uri()}'></figure>"
+        for each in pictures
+    )
     style = "body{margin:0;display:flex;align-items:start;gap:12px;background:#777;font:22px sans-serif}figure{margin:0}img{display:block}"
     target = pictures[0].parent / "sheet.html"
     target.write_text(f"<style>{style}</style>{figures}")

@@ -11,9 +11,21 @@ export function live() {
   const banner = document.getElementById("banner");
   let loading = false, stale = false, released = false, failed = Boolean(main.querySelector("[data-error]")), last = 0;
 
+  let paused = false;
+
   function showState(state, text) {
-    sign.className = `live ${state}`;
-    sign.querySelector("span").textContent = text;
+    sign.className = `live ${paused ? "off" : state}`;
+    sign.querySelector("span").textContent = paused ? "paused" : text;
+  }
+
+  // Let the page stand still until the viewer goes on. The viewer's own actions still show their outcome.
+  function pause() {
+    paused = !paused;
+    sign.setAttribute("aria-pressed", String(paused));
+    sign.title = paused ? "Resume the live updates of this page" : "Pause the live updates of this page";
+    showState("off", "connecting");
+    connect();
+    if (!paused) refresh();
   }
 
   function showBanner(message) {
@@ -61,7 +73,7 @@ export function live() {
     if (!failed) last = Date.now();
     setTimeout(() => {
       loading = false;
-      if (stale || failed || main.querySelector("[data-again]")) refresh();
+      if (stale || (failed && !paused) || main.querySelector("[data-again]")) refresh();
     }, failed ? AGAIN : PAUSE);
   }
 
@@ -70,7 +82,7 @@ export function live() {
   function connect() {
     source?.close();
     source = null;
-    if (document.hidden) return;
+    if (document.hidden || paused) return;
     const mine = (source = new EventSource(`${base}/events`));
     mine.addEventListener("open", () => showState("on", "live"));
     mine.addEventListener("changed", () => refresh());
@@ -78,6 +90,7 @@ export function live() {
     // The server ends streams regularly and the browser opens the next one. Only a longer gap is shown.
     mine.addEventListener("error", () => setTimeout(() => source === mine && mine.readyState !== EventSource.OPEN && showState("off", "reconnecting"), AGAIN));
   }
+  sign.addEventListener("click", pause);
   document.addEventListener("visibilitychange", connect);
   document.addEventListener("click", (event) => {
     if (!event.target.closest("[data-newer]")) return;
