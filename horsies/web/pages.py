@@ -235,10 +235,7 @@ class Pages:
         waits = any(step.kind == "wait" and step.ended_at is None for step in found.steps)
         signals = await self._queries.signals() if waits else []
         message, traceback = error_of(found.task.result)
-        running: RunningTask | None = None
-        if found.task.status == "RUNNING":
-            tasks = await self._queries.running_tasks()
-            running = next((each for each in tasks if each.task_id == found.task.task_id), None)
+        child = await self._queries.child_of(found.task) if found.task.status == "RUNNING" else None
         return self.show(
             request,
             "task.html",
@@ -246,7 +243,7 @@ class Pages:
             **found._asdict(),
             **timeline_of(found.task, found.attempts, found.steps, datetime.now(UTC))._asdict(),
             waits=[each for each in signals if each.task_id == found.task.task_id],
-            running=running,
+            child=child,
             is_editable=found.task.status == "PENDING" and not found.task.workflow_id and not found.steps,
             message=message,
             traceback=traceback,

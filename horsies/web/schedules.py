@@ -1,17 +1,35 @@
-"""Schedules as the dashboard's form writes them: `when` as text, and back. Pure functions."""
+"""Schedules as the dashboard shows them and as its form writes them. Pure functions."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
 
+from horsies.db.queries.schedules import ScheduleRow
 from horsies.errors import HorsiesError
+from horsies.redaction import Redactor
+from horsies.schedule.api import info_from_row
 from horsies.schedule.model import TaskSchedule
-from horsies.schedule.patterns import CronSchedule, IntervalSchedule, SchedulePattern, from_data, to_data
+from horsies.schedule.occurrences import NeverAgain, upcoming, zone_of
+from horsies.schedule.patterns import (
+    CronSchedule,
+    IntervalSchedule,
+    SchedulePattern,
+    describe,
+    from_data,
+    to_data,
+)
 from horsies.web.requests import HttpError
+
+UPCOMING = 5
+# The longest definition whose arguments are shown, in characters.
+MOST_SHOWN = 20_000
 
 _EVERY = re.compile(r"every\s+(?P<count>[1-9][0-9]{0,8})\s*(?P<unit>s|min|m|h|d)", re.IGNORECASE)
 _UNITS = {"s": "seconds", "min": "minutes", "m": "minutes", "h": "hours", "d": "days"}
@@ -82,3 +100,46 @@ def schedule_of(saved: SavedSchedule, stored: TaskSchedule | None, kwargs: dict[
         return TaskSchedule(**given) if stored is None else replace(stored, **given)
     except HorsiesError as error:
         raise HttpError(400, f"{error.message}.", error.help_text or "") from None
+
+
+def schedule_view(row: ScheduleRow, redactor: Redactor) -> dict[str, Any]:
+    """Return a schedule as the API and the page show it: the task or workflow it runs, and when."""
+    info = info_from_row(row)
+    schedule = info.schedule
+    return {
+        "name": info.name,
+        "source": info.source,
+        "state": "paused" if info.paused_at is not None else "active" if info.enabled else "disabled",
+        "task_name": None if schedule is None else schedule.task_name,
+        "definition_key": None if schedule is None else schedule.definition_key,
+        "kwargs": None
+        if schedule is None or len(row.definition) > MOST_SHOWN
+        else redactor.json(msgspec.json.encode(schedule.kwargs).decode()),
+        "overlap": None if schedule is None else schedule.overlap,
+        "written": None
+        if schedule is None or len(row.definition) > MOST_SHOWN
+        else when_text(schedule.pattern),
+        "runs": "?" if schedule is None else schedule.task_name or schedule.definition_key or "?",
+        "when": "?" if schedule is None else describe(schedule.pattern),
+        "cron": schedule.pattern.expression
+        if schedule is not None and isinstance(schedule.pattern, CronSchedule)
+        else None,
+        "timezone": "?" if schedule is None else schedule.timezone,
+        "next_runs": _next_runs(schedule, info.next_run_at),
+        "last_run_at": info.last_run_at,
+        "last_task_id": info.last_task_id,
+        "run_count": info.run_count,
+        "skip_count": info.skip_count,
+        "error": info.error,
+    }
+
+
+def _next_runs(schedule: TaskSchedule | None, first: datetime | None) -> list[datetime]:
+    """Return the next slots of a schedule, none if it is paused or disabled."""
+    if schedule is None or first is None or zone_of(schedule.timezone) is None:
+        return []
+    slots = [first]
+    with suppress(NeverAgain):
+        for slot in islice(upcoming(schedule.pattern, schedule.timezone, first), UPCOMING - 1):
+            slots.append(slot)
+    return slots

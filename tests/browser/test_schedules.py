@@ -81,7 +81,7 @@ def test_a_schedule_that_is_refused_stays_in_the_dialog(
     expect(refusal).to_contain_text('Write "every 15 min"')
 
     page.get_by_label("When:").fill("every 1 d")
-    page.get_by_label("Arguments as JSON").fill('{"order": "seven"}')
+    page.get_by_label("Arguments as JSON").fill('{"order": "seven", "amount": "1"}')
     page.get_by_role("button", name="Create", exact=True).click()
     expect(refusal).to_contain_text("order")
     expect(page.get_by_label("Name", exact=True)).to_have_value("dunning")
