@@ -34,6 +34,15 @@ ROUTES = {
     "workflows": "/workflows", "waiting": "/waiting", "schedules": "/schedules", "health": "/health", "api": "/api",
     "not-found": "/tasks/nonsense",
 }  # fmt: skip
+# Dialogs and menus: the elements to click on a page.
+PRESSED = {
+    "schedule-dialog": ("/schedules", "text=New schedule…"),
+    "schedule-edit-dialog": ("/schedules", "text=Edit…"),
+    "new-task-dialog": ("/tasks", "#new-task"),
+    "retry-dialog": ("/tasks?status=FAILED", "#all", "[data-bulk=retry]"),
+    "selection": ("/tasks", "#all"),
+    "columns": ("/tasks", "text=Columns"),
+}
 # A copy of a finished workflow with its nodes, `n` quarters of an hour earlier.
 _COPY_WORKFLOW = """
 INSERT INTO horsies_workflows
@@ -54,6 +63,7 @@ def main(folder: Path, words: list[str]) -> None:
         copy_workflow(url, scenes["workflow"], WORKFLOWS)
         gallery = Gallery(browser, folder, words)
         gallery.take("full", base, ROUTES | details(scenes, url))
+        gallery.take("open", base, {name: path for name, (path, *_) in PRESSED.items()})
         empty = empty_database(url)
         with dashboard(empty, enable_actions=True) as base:
             gallery.take("empty", base, ROUTES)
@@ -137,6 +147,9 @@ class Gallery:
             lose.refusing = False
         elif page.locator("#live").count() and not page.locator("[data-error]").count():
             expect(page.locator(".live.on")).to_be_visible()
+        state, _, rest = name.partition("-")
+        for target in PRESSED[rest.rsplit("-", 2)[0]][1:] if state == "open" else ():
+            page.locator(target).first.click()
         page.evaluate(NEUTRAL, str(ROOT))
         assert page.viewport_size is not None
         width, height = page.viewport_size["width"], page.viewport_size["height"]

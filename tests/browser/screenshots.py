@@ -11,7 +11,7 @@ from typing import Any
 
 from playwright.sync_api import Browser
 
-from horsies import PostgresConfig, embedded
+from horsies import CronSchedule, PostgresConfig, TaskSchedule, embedded
 from horsies.db.migrations import migrate
 from tests.browser.scene import fill_day
 from tests.browser.scenery import FLOWS, HEAD
@@ -73,6 +73,11 @@ def play(shop: Any) -> dict[str, str]:
     report = shop.render_report.send(pages=200).unwrap()
     shop.render_report.send(pages=180)
     eventually(lambda: report.progress().unwrap() is not None, what="the report's progress")
+    dunning = TaskSchedule(
+        name="dunning", task_name="charge_card", kwargs={"order": 7, "amount": "9.50"}, pattern=CronSchedule("0 8 * * mon"),
+        timezone="Europe/Berlin",
+    )  # fmt: skip
+    shop.app.schedules.create(dunning).unwrap()
     return {
         "failed": lost.task_id,
         "running": report.task_id,
@@ -99,13 +104,15 @@ def take(browser: Browser, base: str, scenes: dict[str, str]) -> None:
     }
     for name, path in wide.items():
         shoot(browser, base, name, path)
+    shoot(browser, base, "schedule-edit", "/schedules", press="Edit…")
+    shoot(browser, base, "tasks-phone", "/tasks", width=390)
     shoot(browser, base, "overview-dark", "/?range=6h", dark=True)
     shoot(browser, base, "workflow-dark", f"/workflows/{scenes['workflow']}", dark=True)
     shoot(browser, base, "overview-phone", "/?range=1h", width=390)
     shoot(browser, base, "task-phone", f"/tasks/{scenes['failed']}", width=390)
 
 
-def shoot(browser: Browser, base: str, name: str, path: str, **settings: Any) -> None:
+def shoot(browser: Browser, base: str, name: str, path: str, press: str = "", **settings: Any) -> None:
     viewer = Viewer(browser, base, **settings)
     viewer.open(path)
     viewer.page.locator(".live.on").wait_for()
@@ -114,6 +121,8 @@ def shoot(browser: Browser, base: str, name: str, path: str, **settings: Any) ->
     size = viewer.page.viewport_size
     assert size is not None
     viewer.page.set_viewport_size({"width": size["width"], "height": max(560, min(900, int(end) + 20))})
+    if press:
+        viewer.page.get_by_role("button", name=press).first.click()
     viewer.page.screenshot(path=IMAGES / f"{name}.png")
     viewer.close()
     assert viewer.complaints == [], viewer.complaints

@@ -41,7 +41,7 @@ def test_a_schedule_is_created_changed_run_and_deleted(
     create(page, "dunning", "0 8 * * mon")
     row = page.locator("tr", has_text="dunning")
     expect(row).to_contain_text("Mondays at 08:00")
-    expect(row).to_contain_text("0 8 * * mon")
+    expect(row.get_by_text("Mondays at 08:00")).to_have_attribute("title", "0 8 * * mon")
 
     row.get_by_role("button", name="Edit…").click()
     expect(page.get_by_label("Arguments as JSON")).to_have_value('{\n  "order": 7,\n  "amount": "9.50"\n}')

@@ -133,9 +133,9 @@ SELECT rate_key AS name, seconds, burst,
 
 -- name: tables
 -- The largest tables. Counts of rows are those of the statistics. All partitions of the history are one table here.
-SELECT CASE WHEN starts_with(table_.relname, 'horsies_tasks_history') THEN 'horsies_tasks_history' ELSE table_.relname END AS name,
+SELECT CASE WHEN table_.relname ~ '^horsies_tasks_(history.*|[0-9]+)$' THEN 'horsies_tasks_history' ELSE table_.relname END AS name,
        count(*) AS partitions, sum(pg_total_relation_size(table_.oid))::bigint AS bytes,
-       sum(greatest(reltuples, 0))::bigint AS rows, sum(coalesce(n_dead_tup, 0))::bigint AS dead_rows,
+       sum(greatest(reltuples, n_live_tup, 0))::bigint AS rows, sum(coalesce(n_dead_tup, 0))::bigint AS dead_rows,
        max(greatest(last_vacuum, last_autovacuum)) AS vacuumed_at
   FROM pg_class AS table_ LEFT JOIN pg_stat_all_tables AS stat ON stat.relid = table_.oid
  WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'horsies_tasks'::regclass)

@@ -68,7 +68,8 @@ export function live() {
       failed = true;
       showState("off", "reconnecting");
       const problem = error instanceof TypeError ? "The dashboard does not answer." : error.message;
-      showBanner(`${problem || "The page could not be updated."} This page shows the state of ${new Date(last || performance.timeOrigin).toISOString().slice(11, 19)} UTC. Trying again…`);
+      // A page that has shown nothing yet says itself what is wrong.
+      if (!main.querySelector("[data-error]")) showBanner(`${problem || "The page could not be updated."} This page shows the state of ${new Date(last || performance.timeOrigin).toISOString().slice(11, 19)} UTC. Trying again…`);
     }
     if (!failed) last = Date.now();
     setTimeout(() => {
