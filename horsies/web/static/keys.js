@@ -4,7 +4,7 @@ const SEQUENCE_MS = 1200; // between g and the letter
 const HELP = [
   ["g o", "overview"], ["g t", "tasks"], ["g e", "failures"], ["g q", "queues"], ["g w", "workers"], ["g f", "workflows"],
   ["g p", "waiting for people"], ["g s", "schedules"], ["g h", "health"], ["g a", "API"], ["/", "find a task"], ["j  k", "down and up in a list"],
-  ["Enter", "open the marked row"], ["x", "select the marked row"], ["n", "older page"], ["s", "stop or go on with live updates"], ["d", "light or dark"],
+  ["Enter", "open the marked row"], ["x", "select the marked row"], ["n", "older page"], ["s", "pause or resume live updates"], ["d", "light or dark"],
   ["?", "keyboard shortcuts"], ["Esc", "close"],
 ];
 

@@ -93,7 +93,7 @@ export function compose({ heading, prompt, text, before = [], path, body, confir
   dialog.replaceChildren(form);
   dialog.setAttribute("aria-labelledby", title.id);
   dialog.showModal();
-  (before.at(-1) ?? area).focus();
+  (before.find((each) => each.matches("input, select")) ?? area).focus();
   return area;
 }
 
