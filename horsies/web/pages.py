@@ -5,6 +5,7 @@ Jinja escapes every value. Only the templates contain markup.
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -472,7 +473,9 @@ class Pages:
         }
 
     async def health(self, request: Request) -> Response:
-        found = await self._queries.health(DOCTOR_SECONDS)
+        found, tables = await asyncio.gather(
+            self._queries.health(DOCTOR_SECONDS), self._queries.tables(DOCTOR_SECONDS)
+        )
         now = await self._queries.now()
         return self.show(
             request,
@@ -482,7 +485,7 @@ class Pages:
             findings=by_severity(each for each in (found or {}).values() if each is not None),
             paused=paused_queues(now),
             acts=await self._queries.actions(20),
-            tables=await self._queries.tables(),
+            tables=tables,
         )
 
     async def api(self, request: Request) -> Response:

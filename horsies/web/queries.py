@@ -278,8 +278,12 @@ class DashboardQueries:
     async def rate_limits(self) -> list[RateLimit]:
         return await self._state.cached("rates", STATE_SECONDS, statistics.rate_limits)
 
-    async def tables(self) -> list[TableSize]:
-        return await self._state.cached("tables", CHECKS_SECONDS, statistics.tables)
+    async def tables(self, seconds: float) -> list[TableSize] | None:
+        """Return the largest tables, None if that takes longer than `seconds`. A later call returns them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self._state.cached("tables", CHECKS_SECONDS, statistics.tables)
+        return None
 
     async def key_totals(self) -> KeyTotals:
         return await self._state.cached("key totals", COUNTS_SECONDS, keys.totals)

@@ -135,9 +135,10 @@ SELECT rate_key AS name, seconds, burst,
 -- The largest tables. Counts of rows are those of the statistics. All partitions of the history are one table here.
 SELECT CASE WHEN table_.relname ~ '^horsies_tasks_(history.*|[0-9]+)$' THEN 'horsies_tasks_history' ELSE table_.relname END AS name,
        count(*) AS partitions, sum(pg_total_relation_size(table_.oid))::bigint AS bytes,
-       sum(greatest(reltuples, n_live_tup, 0))::bigint AS rows, sum(coalesce(n_dead_tup, 0))::bigint AS dead_rows,
-       max(greatest(last_vacuum, last_autovacuum)) AS vacuumed_at
-  FROM pg_class AS table_ LEFT JOIN pg_stat_all_tables AS stat ON stat.relid = table_.oid
+       sum(greatest(reltuples, pg_stat_get_live_tuples(table_.oid), 0))::bigint AS rows,
+       sum(pg_stat_get_dead_tuples(table_.oid))::bigint AS dead_rows,
+       max(greatest(pg_stat_get_last_vacuum_time(table_.oid), pg_stat_get_last_autovacuum_time(table_.oid))) AS vacuumed_at
+  FROM pg_class AS table_
  WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'horsies_tasks'::regclass)
    AND starts_with(table_.relname, 'horsies_') AND relkind = 'r'
  GROUP BY 1 ORDER BY bytes DESC, 1 LIMIT 12;
