@@ -39,8 +39,8 @@ PRESSED = {
     "schedule-dialog": ("/schedules", "text=New schedule…"),
     "schedule-edit-dialog": ("/schedules", "text=Edit…"),
     "new-task-dialog": ("/tasks", "#new-task"),
-    "retry-dialog": ("/tasks?status=FAILED", "#all", "[data-bulk=retry]"),
-    "selection": ("/tasks", "#all"),
+    "retry-dialog": ("/tasks?status=FAILED", ".pick", "text=Select this page", "[data-bulk=retry]"),
+    "selection": ("/tasks", ".pick"),
     "columns": ("/tasks", "text=Columns"),
 }
 # A copy of a finished workflow with its nodes, `n` quarters of an hour earlier.

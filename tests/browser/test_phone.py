@@ -93,6 +93,10 @@ def test_seven_tasks_fit_on_a_phone_and_filters_are_menus(
     page.locator("aside").get_by_role("link", name="completed").click()
 
     page.wait_for_url("**/tasks?status=COMPLETED")
+    page.locator(".pick").first.check()
+    page.get_by_role("button", name="Select this page").click()
+    expect(page.locator("#chosen")).to_have_text("50 tasks selected")
+    page.get_by_role("button", name="Clear").click()
     page.locator("aside summary", has_text="State").click()
     page.keyboard.press("Escape")
     expect(page.locator("aside").get_by_role("link", name="completed")).to_be_hidden()

@@ -60,6 +60,7 @@ def test_what_was_typed_stays_when_an_answer_is_refused(
     page.get_by_label("Amount").fill("7")
     page.get_by_label("Reason").fill("too late")
     db.execute("UPDATE horsies_workflows SET status = 'CANCELLED' WHERE name = 'refund'")
+    expect(page.locator("h1 .pill")).to_have_text("cancelled")  # the page was updated, and kept the form
 
     page.get_by_role("button", name="Send answer").click()
 

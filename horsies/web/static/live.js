@@ -1,5 +1,6 @@
 // Live updates: when the server says that data changed, fetch the page again and patch only the differences.
 // Rows of lists stay where the reader sees them until the reader acts or asks for the new ones.
+import { keepTyped } from "./forms.js";
 import { hold } from "./lists.js";
 import { morph } from "./morph.js";
 
@@ -43,6 +44,7 @@ export function live() {
     const fresh = document.createElement("main");
     fresh.innerHTML = html; // rendered and escaped by the server; scripts in it would not run
     if (holds) hold(main, fresh);
+    keepTyped(main, fresh);
     morph(main, fresh);
     document.dispatchEvent(new CustomEvent("fresh"));
   }
