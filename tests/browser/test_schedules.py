@@ -95,11 +95,27 @@ def test_a_schedule_leads_to_the_history_of_its_runs_and_one_of_the_code_is_not_
     shop.place.start("--processes", "1", "--with-scheduler")
     page = watch(serve(shop.app, enable_actions=True), tolerates="404").open("/schedules")
     row = page.locator("tr", has_text="stock-check")
-    expect(row).to_contain_text("defined in code", timeout=30_000)
+    expect(row).to_contain_text("in code", timeout=30_000)
     expect(row.get_by_role("button", name="Pause")).to_be_visible()
     expect(row.get_by_role("button", name="Edit…")).to_have_count(0)
     expect(row.get_by_role("button", name="Delete")).to_have_count(0)
     expect(row.get_by_role("link", name="check_stock")).to_have_attribute("href", "/names/check_stock")
+
+
+@browses
+def test_the_buttons_of_schedules_are_within_reach_on_a_small_laptop(
+    serve: Serve, watch: Watch, shop: Shop
+) -> None:
+    page = watch(serve(shop.app, enable_actions=True), width=1024).open("/schedules")
+    create(page, "dunning of customers", "30 8 * * mon-fri")
+
+    row = page.locator("tr", has_text="dunning of customers")
+    expect(row).to_contain_text("Monday to Friday at 08:30")
+    beyond = page.locator(".scroll").evaluate_all(
+        "all => all.filter(each => each.scrollWidth > each.clientWidth).length"
+    )
+    assert beyond == 0
+    expect(row.get_by_role("button", name="Delete")).to_be_in_viewport()
 
 
 def test_a_dashboard_without_the_app_saves_no_schedule(serve: Serve, database_url: str) -> None:
