@@ -181,14 +181,14 @@ def short(value: float) -> str:
 def megabytes(value: float | None) -> str:
     """Return a size that is given in megabytes.
 
-    >>> megabytes(312.4), megabytes(2_300), megabytes(None)
-    ('312 MB', '2.2 GB', '–')
+    >>> megabytes(312.4), megabytes(2_300), megabytes(0.05), megabytes(None)
+    ('312 MB', '2.2 GB', '51 kB', '–')
     """
     if value is None or math.isnan(value):
         return NOTHING
     if math.isfinite(value) and value >= 1_024:
         return f"{_two_digits(value / 1_024)} GB"
-    return f"{whole(value)} MB"
+    return f"{whole(value * 1_024)} kB" if 0 < value < 0.9995 else f"{whole(value)} MB"
 
 
 def percentage(value: float | None) -> str:

@@ -133,8 +133,8 @@ class View(NamedTuple):
     def tasks(self) -> list[TaskRow]:
         return self.page.tasks
 
-    def summary(self) -> str:
-        """Return the figures of all queues and all living workers in one line."""
+    def summary(self, width: int) -> str:
+        """Return the figures of all queues and all living workers, those that fit on a line of this width."""
         alive = [worker for worker, _ in self.workers if worker.state != "dead"]
         busy = sum(len(running) for _, running in self.workers)
         ended = sum(each.ended for each in self.throughput.values()) / RATE_SECONDS
@@ -152,7 +152,10 @@ class View(NamedTuple):
             f"CPU {percentage(sum(worker.cpu_percent or 0 for worker in alive))}" if alive else "",
             f"memory {megabytes(sum(memory))}" if memory else "",
         ]
-        return "   ".join(filter(None, figures))
+        shown = list(filter(None, figures))
+        while shown and len("   ".join(shown)) > width:
+            shown.pop()
+        return "   ".join(shown)
 
     def tables(self) -> dict[str, dict[str, dict[str, str]]]:
         """Return the rows of each table by their keys, as the texts of their cells by column."""
@@ -360,7 +363,7 @@ class Rows(DataTable[Text]):
         chosen, at = self.chosen, self.cursor_row
         self._rows = rows
         # A border of two, and a scroll bar of two if the rows do not fit.
-        width = self.size.width - (2 if len(rows) > self.size.height - 2 else 0)
+        width = self.size.width - (2 if len(rows) > self.size.height - 1 else 0)
         shown = fitting_columns(list(rows.values()), self._all, self._drop, width, gap=2)
         if shown != self.shown:
             self.clear(columns=True)
@@ -378,8 +381,9 @@ class TopApp(App[None]):
     TITLE = "horsies top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #above { height: 45%; layout: vertical; }
-    #above.wide { height: 40%; layout: horizontal; }
+    #above { height: auto; max-height: 60%; layout: vertical; }
+    #above.wide { layout: horizontal; }
+    #above > Rows { height: auto; min-height: 4; max-height: 8; }
     #summary { height: 1; padding: 0 1; text-style: bold; }
     DataTable { width: 1fr; height: 1fr; border: round $primary; }
     #status { height: 1; padding: 0 1; }
@@ -453,7 +457,7 @@ class TopApp(App[None]):
         if problem:
             self._show_status(problem, is_error=True)
             return
-        self._main_screen.query_one("#summary", Static).update(self.view.summary())
+        self._main_screen.query_one("#summary", Static).update(self.view.summary(self._main_screen.size.width - 2))
         for name, rows in self.view.tables().items():
             self._table(name).fill(rows)
         oldest = self.view.page.looked_back_to

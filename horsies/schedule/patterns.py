@@ -551,7 +551,48 @@ def describe(pattern: SchedulePattern) -> str:
         case MonthlySchedule(day=day, time=time):
             return f"day {day} of the month at {_time_of_day(time)}"
         case CronSchedule(expression=expression, only_on=only_on):
-            return f"{expression}, {_weekdays(only_on)} only" if only_on else expression
+            words = _cron_words(expression)
+            return f"{words}, {_weekdays(only_on)} only" if only_on else words
+
+
+def _cron_words(expression: str) -> str:
+    """Describe a cron expression if it has a common form; return any other as it is.
+
+    >>> _cron_words("30 2 * * *"), _cron_words("0 8 * * 1-5"), _cron_words("*/5 * * * *"), _cron_words("0 0 29 2 *")
+    ('every day at 02:30', 'Monday to Friday at 08:00', 'every 5 min', '0 0 29 2 *')
+    """
+    fields = expression.split()
+    if len(fields) != 5 or fields[3] != "*":
+        return expression
+    minute, hour, day, _, weekday = fields
+    if (hour, day, weekday) == ("*", "*", "*"):
+        if minute == "*":
+            return "every minute"
+        if minute.startswith("*/") and minute[2:].isdigit() and 60 % int(minute[2:]) == 0:
+            return f"every {span(60.0 * int(minute[2:]))}"
+        return f"every hour at :{int(minute):02}" if minute.isdigit() else expression
+    if not (minute.isdigit() and hour.isdigit()):
+        return expression
+    at = f"{int(hour):02}:{int(minute):02}"
+    if (day, weekday) == ("*", "*"):
+        return f"every day at {at}"
+    if weekday == "*":
+        return f"day {day} of the month at {at}" if day.isdigit() else expression
+    days = _cron_weekdays(weekday) if day == "*" else None
+    return f"{days} at {at}" if days else expression
+
+
+def _cron_weekdays(field: str) -> str | None:
+    """Return a day or a range of days of a cron expression in words; None if it is something else."""
+    names = list(Weekday)
+    numbers = [
+        int(name) if name.isdigit() else next((day.number for day in names if day.startswith(name)), None)
+        for name in field.lower().split("-")
+    ]
+    days = [names[(number - 1) % 7].capitalize() for number in numbers if number is not None]
+    if len(days) != len(numbers) or len(days) > 2:
+        return None
+    return f"{days[0]}s" if len(days) == 1 else f"{days[0]} to {days[1]}"
 
 
 def _weekdays(days: Sequence[Weekday]) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -26,6 +26,7 @@ from horsies.keys import key_text
 from horsies.redaction import NothingToRestore
 from horsies.result import Err
 from horsies.schedule.api import ScheduleErrorCode, ScheduleResult
+from horsies.schedule.model import TaskSchedule
 from horsies.status import TASK_TERMINAL_STATES
 from horsies.web.requests import (
     HttpError,
@@ -35,10 +36,12 @@ from horsies.web.requests import (
     parse_id,
     read_json,
 )
+from horsies.web.schedules import SavedSchedule, schedule_of
 from horsies.web.selection import Bulk, Restored, selection
 from horsies.web.state import DashboardState, Work
 from horsies.workflow import control
 
+T = TypeVar("T")
 PROGRESS_TYPE = "application/x-ndjson"
 
 
@@ -125,6 +128,13 @@ class NewArguments(msgspec.Struct, forbid_unknown_fields=True):
     """The keyword arguments of a task."""
 
     kwargs: dict[str, Any]
+
+
+class Edited(msgspec.Struct, forbid_unknown_fields=True):
+    """The keyword arguments of a task that waits, and its priority, from 1, the highest, to 100."""
+
+    kwargs: dict[str, Any]
+    priority: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
 
 
 class Actions:
@@ -267,6 +277,26 @@ class Actions:
 
         return json_response({"task_id": await self._state.act(work)})
 
+    async def edit_task(self, request: Request) -> Response:
+        """Change the arguments and the priority of a task that waits."""
+        edited = await read_json(request, Edited)
+        task_id, actor = parse_id(request), _actor(request)
+
+        async def work(connection: Connection) -> None:
+            async with connection.transaction():
+                found = await inspect.arguments(connection, task_id)
+                if found is None:
+                    raise not_found(f"task {task_id}")
+                encoded = msgspec.json.encode(self._restored(edited.kwargs, found.kwargs)).decode()
+                self._check_arguments(found.task_name, encoded, found.args)
+                if not await operations.edit(connection, task_id, encoded, edited.priority):
+                    problem = "The task does not wait any more, has stored steps, or belongs to a workflow."
+                    raise HttpError(409, problem, "Reload the page to see its current state.")
+                await operations.note(connection, actor, "edit", str(task_id), 1)
+
+        await self._state.act(work)
+        return json_response({"task_id": task_id})
+
     async def send_task(self, request: Request) -> Response:
         """Send a new task with the options of its definition; answer with its id."""
         given = await read_json(request, NewTask)
@@ -303,7 +333,7 @@ class Actions:
             problem = f"The arguments cannot be sent: {error}."
             raise HttpError(400, problem, "Write the value itself.") from None
 
-    def _check_arguments(self, task_name: str, kwargs: str) -> None:
+    def _check_arguments(self, task_name: str, kwargs: str, args: str | None = None) -> None:
         """Refuse arguments that are too large, or that do not match the task's signature if the app is known."""
         limit = self._state.app.config.payload.reject_bytes
         if limit is not None and len(kwargs.encode()) > limit:
@@ -311,7 +341,7 @@ class Actions:
         task = self._state.app.tasks.get(task_name)
         if task is not None:
             try:
-                task.definition.signature.decode(None, kwargs)
+                task.definition.signature.decode(args, kwargs)
             except ArgumentError as error:
                 problem = self._state.redactor.scrub(str(error), kwargs)
                 raise HttpError(400, f"The arguments do not fit {task_name}: {problem}.") from None
@@ -377,29 +407,58 @@ class Actions:
     async def resume_schedule(self, request: Request) -> Response:
         return await self._schedule(request, "resume", self._state.app.schedules.resume_async)
 
-    async def run_schedule(self, request: Request) -> Response:
-        """Run a schedule once, now; answer with the id of the task or workflow that it started."""
+    async def create_schedule(self, request: Request) -> Response:
+        return await self._save_schedule(request, is_new=True)
+
+    async def update_schedule(self, request: Request) -> Response:
+        return await self._save_schedule(request, is_new=False)
+
+    async def delete_schedule(self, request: Request) -> Response:
+        return await self._schedule(request, "delete", self._state.app.schedules.delete_async)
+
+    async def _save_schedule(self, request: Request, *, is_new: bool) -> Response:
+        """Create a schedule, or replace the one of that name. The app validates the task and its arguments."""
+        self._need_tasks("cannot save a schedule")
+        saved = await read_json(request, SavedSchedule)
+        stored: TaskSchedule | None = None
+        if not is_new:
+            info = _unwrap(await self._state.app.schedules.get_async(saved.name))
+            if info.schedule is None:
+                raise HttpError(
+                    409, f"The schedule cannot be read: {info.error}.", "Delete it, and create it anew."
+                )
+            stored = info.schedule
+        before = None if stored is None else msgspec.json.encode(stored.kwargs).decode()
+        schedule = schedule_of(saved, stored, self._restored(saved.kwargs, before))
+        api = self._state.app.schedules
+        _unwrap(await (api.create_async(schedule) if is_new else api.update_async(schedule)))
+        action = f"schedule {'create' if is_new else 'update'}"
+        await self._state.act(
+            lambda connection: operations.note(connection, _actor(request), action, saved.name, 0)
+        )
+        return json_response({})
+
+    def _need_tasks(self, problem: str) -> None:
         if not self._state.knows_tasks:
             raise HttpError(
                 409,
-                "The dashboard was started without the app, so it cannot run a schedule.",
+                f"The dashboard was started without the app, so it {problem}.",
                 "Start it with the app: horsies web LOCATOR",
             )
+
+    async def run_schedule(self, request: Request) -> Response:
+        """Run a schedule once, now; answer with the id of the task or workflow that it started."""
+        self._need_tasks("cannot run a schedule")
         return await self._schedule(request, "run-now", self._state.app.schedules.run_now_async)
 
     async def _schedule(
         self, request: Request, action: str, call: Callable[[str], Awaitable[ScheduleResult[Any]]]
     ) -> Response:
         name = (await read_json(request, OfSchedule)).name
-        result = await call(name)
-        if isinstance(result, Err):
-            error = result.err_value
-            status = {ScheduleErrorCode.NOT_FOUND: 404, ScheduleErrorCode.DB_OPERATION_FAILED: 503}
-            raise HttpError(status.get(error.code, 409), error.message)
+        handle = _unwrap(await call(name))
         await self._state.act(
             lambda connection: operations.note(connection, _actor(request), f"schedule {action}", name, 0)
         )
-        handle = result.ok_value
         return json_response(
             {"started": getattr(handle, "task_id", None) or getattr(handle, "workflow_id", None)}
         )
@@ -453,6 +512,19 @@ class Actions:
 
         await self._state.act(work)
         return json_response({})
+
+
+def _unwrap(result: ScheduleResult[T]) -> T:
+    """Return the value of a result; raise its error as the response to send."""
+    if not isinstance(result, Err):
+        return result.ok_value
+    error = result.err_value
+    status = {
+        ScheduleErrorCode.NOT_FOUND: 404,
+        ScheduleErrorCode.INVALID: 400,
+        ScheduleErrorCode.DB_OPERATION_FAILED: 503,
+    }
+    raise HttpError(status.get(error.code, 409), f"{error.message[:1].upper()}{error.message[1:]}.")
 
 
 def _signal_value(given: GivenSignal, annotation: Any | None) -> str:

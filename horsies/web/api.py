@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from horsies.db.queries.inspect import SORTS
 from horsies.db.queries.statistics import Scope
 from horsies.status import TaskStatus, WorkflowStatus
-from horsies.web.actions import GivenSignal, NewArguments, NewTask, OfKey, OfQueue, OfSchedule
+from horsies.web.actions import Edited, GivenSignal, NewArguments, NewTask, OfKey, OfQueue, OfSchedule
 from horsies.web.charts import RANGES
 from horsies.web.history import History
 from horsies.web.queries import DashboardQueries
@@ -32,6 +32,7 @@ from horsies.web.requests import (
     parse_range,
     parse_schedule_page,
 )
+from horsies.web.schedules import SavedSchedule
 from horsies.web.selection import Bulk, Restored
 
 
@@ -190,6 +191,7 @@ CALLS = (
     Call("POST", "/api/tasks/{task_id}/retry", "retry_task", "Retry a failed task"),
     Call("POST", "/api/tasks/{task_id}/cancel", "cancel_task", "Cancel a task; ask a running one to stop"),
     Call("POST", "/api/tasks/{task_id}/delete", "delete_task", "Delete the record of a finished task"),
+    Call("POST", "/api/tasks/{task_id}/edit", "edit_task", "Edit a task that waits", (), Edited),
     Call("POST", "/api/tasks/{task_id}/resend", "resend_task", "Send it again, edited", (), NewArguments),
     Call(
         "POST", "/api/tasks/{task_id}/signal", "signal_task", "Give a durable task a signal", (), GivenSignal
@@ -198,6 +200,9 @@ CALLS = (
     Call("POST", "/api/queues/resume", "resume_queue", "Resume one queue, or all", (), OfQueue),
     Call("POST", "/api/keys/pause", "pause_key", "Start no more tasks of a key", (), OfKey),
     Call("POST", "/api/keys/resume", "resume_key", "Start tasks of a paused key again", (), OfKey),
+    Call("POST", "/api/schedules/create", "create_schedule", "Create a schedule", (), SavedSchedule),
+    Call("POST", "/api/schedules/update", "update_schedule", "Change a schedule", (), SavedSchedule),
+    Call("POST", "/api/schedules/delete", "delete_schedule", "Delete a schedule", (), OfSchedule),
     Call("POST", "/api/schedules/pause", "pause_schedule", "Skip the runs of a schedule", (), OfSchedule),
     Call("POST", "/api/schedules/resume", "resume_schedule", "Resume a paused schedule", (), OfSchedule),
     Call("POST", "/api/schedules/run-now", "run_schedule", "Run a schedule once, now", (), OfSchedule),

@@ -10,7 +10,8 @@ from horsies.db.queries.inspect import WorkflowNode
 from horsies.workflow.layout import HEIGHT, LANE, Layout, layout
 
 WIDTH, GAP, MARGIN = 200, 60, 14
-LABEL, CAPTION = 21, 27
+# The longest texts of a node and of a row of the timeline, in characters of a wide font.
+LABEL, CAPTION, ROW = 19, 25, 34
 
 
 class Box(NamedTuple):
@@ -96,14 +97,18 @@ def _box(node: WorkflowNode, level: int, top: float) -> Box:
     label = node.node_id.rpartition(":")[2] or node.node_id
     caption = node.name if node.kind == "task" else f"{node.kind} · {node.name}"
     return Box(
-        node, MARGIN + level * (WIDTH + GAP), MARGIN + round(top), _cut(label, LABEL), _cut(caption, CAPTION)
+        node,
+        MARGIN + level * (WIDTH + GAP),
+        MARGIN + round(top),
+        cut_middle(label, LABEL),
+        cut_middle(caption, CAPTION),
     )
 
 
-def _cut(text: str, longest: int) -> str:
+def cut_middle(text: str, longest: int = ROW) -> str:
     """Cut the middle out of a long text: the names of neighbouring nodes often differ at their ends.
 
-    >>> _cut("reconcile-customer-12", 15)
+    >>> cut_middle("reconcile-customer-12", 15)
     'reconci…omer-12'
     """
     if len(text) <= longest:

@@ -59,6 +59,14 @@ class History(NamedTuple):
     runs: list[int]
 
     @property
+    def since(self) -> datetime:
+        return self.points[0].at
+
+    @property
+    def until(self) -> datetime:
+        return self.points[-1].at + self.range.step
+
+    @property
     def completed(self) -> int:
         return sum(point.completed for point in self.points)
 

@@ -5,6 +5,7 @@ Jinja escapes every value. Only the templates contain markup.
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -31,7 +32,7 @@ from horsies.status import WorkflowStatus
 from horsies.web.api import CALLS, PARAMETERS
 from horsies.web.auth import COOKIE, TooManyAttempts, is_https, is_same_origin
 from horsies.web.charts import RANGES, Point, Series, plot, spark
-from horsies.web.graph import WIDTH, picture, timeline
+from horsies.web.graph import WIDTH, cut_middle, picture, timeline
 from horsies.web.history import History, change
 from horsies.web.lists import COLUMNS, NUMBERS, failed_at, key_arguments, parse_columns, pin_text, sort_links
 from horsies.web.queries import SHOWN, DashboardQueries, Now, child_views
@@ -105,6 +106,7 @@ _FILTERS: dict[str, Any] = {
     "ago": units.ago,
     "clock": units.clock,
     "counted": units.counted,
+    "cut_middle": cut_middle,
     "exactly": units.exactly,
     "frames": frames,
     "json": as_json,
@@ -181,7 +183,7 @@ class Pages:
 
     def error(self, request: Request, error: HttpError) -> HTMLResponse:
         """Render an error page. It reloads by itself until the page can be shown."""
-        return self.show(request, "error.html", "Error", error.status, actions=False, error=error)
+        return self.show(request, "error.html", "Error", error.status, error=error)
 
     async def overview(self, request: Request) -> Response:
         found = await self._queries.overview(request.query_params)
@@ -235,6 +237,7 @@ class Pages:
         waits = any(step.kind == "wait" and step.ended_at is None for step in found.steps)
         signals = await self._queries.signals() if waits else []
         message, traceback = error_of(found.task.result)
+        child = await self._queries.child_of(found.task) if found.task.status == "RUNNING" else None
         return self.show(
             request,
             "task.html",
@@ -242,6 +245,8 @@ class Pages:
             **found._asdict(),
             **timeline_of(found.task, found.attempts, found.steps, datetime.now(UTC))._asdict(),
             waits=[each for each in signals if each.task_id == found.task.task_id],
+            child=child,
+            is_editable=found.task.status == "PENDING" and not found.task.workflow_id and not found.steps,
             message=message,
             traceback=traceback,
             shown=SHOWN,
@@ -272,6 +277,7 @@ class Pages:
             days=await self._queries.days(),
             sparks=await self._queries.sparks(),
             keys=await self._queries.keys({"limit": "12"}),
+            rates=await self._queries.rate_limits(),
         )
 
     async def queue(self, request: Request) -> Response:
@@ -468,7 +474,9 @@ class Pages:
         }
 
     async def health(self, request: Request) -> Response:
-        found = await self._queries.health(DOCTOR_SECONDS)
+        found, tables = await asyncio.gather(
+            self._queries.health(DOCTOR_SECONDS), self._queries.tables(DOCTOR_SECONDS)
+        )
         now = await self._queries.now()
         return self.show(
             request,
@@ -478,6 +486,7 @@ class Pages:
             findings=by_severity(each for each in (found or {}).values() if each is not None),
             paused=paused_queues(now),
             acts=await self._queries.actions(20),
+            tables=tables,
         )
 
     async def api(self, request: Request) -> Response:
@@ -572,6 +581,11 @@ def plots(drawn: History, queues: Sequence[Queue], base: str) -> list[dict[str, 
     if drawn.by is not None:
         return _plots_by_part(drawn, starts, target, failures)
     before = _stretched(drawn.before, len(points))
+
+    def compared(name: str, values: list[float | None]) -> list[Series]:
+        """Return the line of the span before, if its counts are known."""
+        return [Series(f"{name}, {drawn.range.label} before", "past", values, True)] if values else []
+
     waiting = [None if point.pending is None else float(point.pending) for point in points]
     running = [None if point.running is None else float(point.running) for point in points]
     if drawn.scope.name is None:
@@ -581,7 +595,7 @@ def plots(drawn: History, queues: Sequence[Queue], base: str) -> list[dict[str, 
         plot("Throughput", "tasks/s", starts, [
             Series("completed", "ok", [point.completed / seconds for point in points]),
             Series("failed", "bad", [point.failed / seconds for point in points]),
-            Series(f"completed, {drawn.range.label} before", "past", [done / seconds for done, _ in before], True),
+            *compared("completed", [done / seconds for done, _ in before]),
         ], target),
         plot("Run and wait times", "s", starts, [
             Series("wait, p95", "wait", [point.wait_p95 for point in points], True),
@@ -595,7 +609,7 @@ def plots(drawn: History, queues: Sequence[Queue], base: str) -> list[dict[str, 
         plot("Failures", ended, starts, [
             Series("failed", "bad", [float(point.failed) for point in points]),
             Series("cancelled or expired", "warm", [float(point.other) for point in points], True),
-            Series(f"failed, {drawn.range.label} before", "past", [failed for _, failed in before], True),
+            *compared("failed", [failed for _, failed in before]),
         ], failures),
     ]  # fmt: skip
     return [each for each in found if drawn.scope.name is None or each["title"] != "Queue depth"]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
@@ -27,6 +26,7 @@ from horsies.db.queries.inspect import (
     Queue,
     RunningTask,
     Since,
+    TaskDetail,
     TaskFilter,
     TaskOrder,
     TaskPage,
@@ -38,11 +38,16 @@ from horsies.db.queries.inspect import (
     WorkflowRow,
 )
 from horsies.db.queries.keys import Key, KeyTotals
-from horsies.db.queries.statistics import EVERYTHING, Latencies, Scope, TaskCounts, TaskTotals, TimeSlot
-from horsies.schedule.api import info_from_row
-from horsies.schedule.model import TaskSchedule
-from horsies.schedule.occurrences import NeverAgain, upcoming, zone_of
-from horsies.schedule.patterns import describe
+from horsies.db.queries.statistics import (
+    EVERYTHING,
+    Latencies,
+    RateLimit,
+    Scope,
+    TableSize,
+    TaskCounts,
+    TaskTotals,
+    TimeSlot,
+)
 from horsies.web.charts import SLOT, Range, floor
 from horsies.web.failures import Failures, grouped
 from horsies.web.forms import ANY_JSON, Field, form_of
@@ -63,13 +68,13 @@ from horsies.web.requests import (
     parse_window,
     parse_workflow_filter,
 )
+from horsies.web.schedules import schedule_view
 from horsies.web.selection import first_id_at, parse_bulk_filter, selection
 from horsies.web.state import DashboardState, one_snapshot
 
 # The maximum age of a cached answer in seconds: of current state, of counts by the minute, and of slow checks.
 STATE_SECONDS, COUNTS_SECONDS, CHECKS_SECONDS = 1.0, 10.0, 30.0
 MOST_NAMES = 1_000
-UPCOMING = 5
 MOST_SIGNALS = 500
 # The number of characters of an argument or a result that a page shows, and of attempts and log lines, the last ones.
 SHOWN, ATTEMPTS_SHOWN, LINES_SHOWN = 20_000, 200, 1_000
@@ -270,6 +275,16 @@ class DashboardQueries:
             ("keys", limit), STATE_SECONDS, lambda connection: keys.keys(connection, limit)
         )
 
+    async def rate_limits(self) -> list[RateLimit]:
+        return await self._state.cached("rates", STATE_SECONDS, statistics.rate_limits)
+
+    async def tables(self, seconds: float) -> list[TableSize] | None:
+        """Return the largest tables, None if that takes longer than `seconds`. A later call returns them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self._state.cached("tables", CHECKS_SECONDS, statistics.tables)
+        return None
+
     async def key_totals(self) -> KeyTotals:
         return await self._state.cached("key totals", COUNTS_SECONDS, keys.totals)
 
@@ -354,6 +369,17 @@ class DashboardQueries:
 
     async def running_tasks(self) -> list[RunningTask]:
         return await self._state.cached("running", STATE_SECONDS, inspect.running_tasks)
+
+    async def child_of(self, task: TaskDetail) -> ChildView | None:
+        """Return the child process that runs a task, if it is known."""
+        running = [each for each in await self.running_tasks() if each.worker_id == task.worker_id]
+        for worker in await self.workers():
+            if worker.worker_id == task.worker_id:
+                children = child_views(worker, running)
+                return next(
+                    (each for each in children if each.task and each.task.task_id == task.task_id), None
+                )
+        return None
 
     async def totals(self) -> list[TaskTotals]:
         return await self._state.cached("totals", COUNTS_SECONDS, statistics.totals)
@@ -618,7 +644,10 @@ class DashboardQueries:
         async def ask(connection: Connection) -> list[dict[str, Any]]:
             found = await schedules.listing(connection, q=q, after=after, limit=limit)
             redactor = self._state.redactor
-            return [_schedule(row._replace(error=redactor.scrub(row.error, row.definition))) for row in found]
+            return [
+                schedule_view(row._replace(error=redactor.scrub(row.error, row.definition)), redactor)
+                for row in found
+            ]
 
         return await self._state.cached(("schedules", q, after, limit), STATE_SECONDS, ask)
 
@@ -632,34 +661,3 @@ class DashboardQueries:
                 return await self._state.cached("health", CHECKS_SECONDS, doctor.examine, on_primary=True)
         except TimeoutError:
             return None
-
-
-def _schedule(row: schedules.ScheduleRow) -> dict[str, Any]:
-    """Return a schedule as the API and the page show it: the task or workflow it runs, and when."""
-    info = info_from_row(row)
-    schedule = info.schedule
-    return {
-        "name": info.name,
-        "source": info.source,
-        "state": "paused" if info.paused_at is not None else "active" if info.enabled else "disabled",
-        "runs": "?" if schedule is None else schedule.task_name or schedule.definition_key or "?",
-        "when": "?" if schedule is None else describe(schedule.pattern),
-        "timezone": "?" if schedule is None else schedule.timezone,
-        "next_runs": _next_runs(schedule, info.next_run_at),
-        "last_run_at": info.last_run_at,
-        "last_task_id": info.last_task_id,
-        "run_count": info.run_count,
-        "skip_count": info.skip_count,
-        "error": info.error,
-    }
-
-
-def _next_runs(schedule: TaskSchedule | None, first: datetime | None) -> list[datetime]:
-    """Return the next slots of a schedule, none if it is paused or disabled."""
-    if schedule is None or first is None or zone_of(schedule.timezone) is None:
-        return []
-    slots = [first]
-    with suppress(NeverAgain):
-        for slot in islice(upcoming(schedule.pattern, schedule.timezone, first), UPCOMING - 1):
-            slots.append(slot)
-    return slots

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser
 
-from horsies import PostgresConfig, embedded
+from horsies import CronSchedule, PostgresConfig, TaskSchedule, embedded
 from horsies.db.migrations import migrate
 from tests.browser.scene import fill_day
 from tests.browser.scenery import FLOWS, HEAD
@@ -29,11 +31,18 @@ NEUTRAL = """root => document.querySelectorAll(".traceback, .frames code").forEa
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
+    with stage(9_000) as (browser, base, scenes, _):
+        take(browser, base, scenes)
+
+
+@contextmanager
+def stage(tasks: int) -> Iterator[tuple[Browser, str, dict[str, str], str]]:
+    """Yield a browser, the dashboard of a shop at work with a day of so many tasks, the ids to show, and its database."""
     with tempfile.TemporaryDirectory() as home:
         server = embedded.ensure(Path(home), announce=lambda _: None)
         try:
             asyncio.run(migrate(PostgresConfig(database_url=server.url)))
-            fill_day(server.url, 9_000)
+            fill_day(server.url, tasks)
             with Workplace(Path(home), server.url) as place, browsing() as browser:
                 place.write(HEAD + SOURCE + FLOWS)
                 shop = place.load()
@@ -43,7 +52,7 @@ def main() -> None:
                 for customer in range(4):
                     shop.send_mail.send(to=f"{customer}@shop.example", subject="Your order is on its way")
                 with dashboard(shop.app, enable_actions=True) as base:
-                    take(browser, base, scenes)
+                    yield browser, base, scenes, server.url
         finally:
             embedded.stop(Path(home), remove=True)
 
@@ -64,6 +73,11 @@ def play(shop: Any) -> dict[str, str]:
     report = shop.render_report.send(pages=200).unwrap()
     shop.render_report.send(pages=180)
     eventually(lambda: report.progress().unwrap() is not None, what="the report's progress")
+    dunning = TaskSchedule(
+        name="dunning", task_name="charge_card", kwargs={"order": 7, "amount": "9.50"}, pattern=CronSchedule("0 8 * * mon"),
+        timezone="Europe/Berlin",
+    )  # fmt: skip
+    shop.app.schedules.create(dunning).unwrap()
     return {
         "failed": lost.task_id,
         "running": report.task_id,
@@ -90,13 +104,15 @@ def take(browser: Browser, base: str, scenes: dict[str, str]) -> None:
     }
     for name, path in wide.items():
         shoot(browser, base, name, path)
+    shoot(browser, base, "schedule-edit", "/schedules", press="Edit…")
+    shoot(browser, base, "tasks-phone", "/tasks", width=390)
     shoot(browser, base, "overview-dark", "/?range=6h", dark=True)
     shoot(browser, base, "workflow-dark", f"/workflows/{scenes['workflow']}", dark=True)
     shoot(browser, base, "overview-phone", "/?range=1h", width=390)
     shoot(browser, base, "task-phone", f"/tasks/{scenes['failed']}", width=390)
 
 
-def shoot(browser: Browser, base: str, name: str, path: str, **settings: Any) -> None:
+def shoot(browser: Browser, base: str, name: str, path: str, press: str = "", **settings: Any) -> None:
     viewer = Viewer(browser, base, **settings)
     viewer.open(path)
     viewer.page.locator(".live.on").wait_for()
@@ -105,6 +121,8 @@ def shoot(browser: Browser, base: str, name: str, path: str, **settings: Any) ->
     size = viewer.page.viewport_size
     assert size is not None
     viewer.page.set_viewport_size({"width": size["width"], "height": max(560, min(900, int(end) + 20))})
+    if press:
+        viewer.page.get_by_role("button", name=press).first.click()
     viewer.page.screenshot(path=IMAGES / f"{name}.png")
     viewer.close()
     assert viewer.complaints == [], viewer.complaints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -55,5 +56,24 @@ def test_a_paused_queue_is_told_apart_from_a_stuck_one(
     known = page.locator(".finding.known")
     expect(known.locator("h2")).to_contain_text("The queue mail is paused by ann: 1 task waits.")
     expect(known.locator("code")).to_have_text("horsies resume --queue mail")
-    expect(page.locator(".checks")).to_be_visible(timeout=20_000)
+    expect(page.locator(".checked summary")).to_contain_text("checks passed", timeout=20_000)
     expect(page.locator(".finding", has_text="due for more than")).to_have_count(0)
+
+
+@browses
+def test_the_page_lists_the_largest_tables_and_what_operators_did(
+    serve: Serve, watch: Watch, database_url: str, db: Db
+) -> None:
+    db.execute("INSERT INTO horsies_tasks_live (task_name) SELECT 'add' FROM generate_series(1, 500)")
+    db.execute("ANALYZE horsies_tasks_live")
+    db.execute(
+        "INSERT INTO horsies_actions (actor, action, subject, tasks) VALUES ('web:ann', 'suspend', 'mail', 0)"
+    )
+    page = watch(serve(database_url)).open("/health")
+
+    row = page.locator("tr", has_text="horsies_tasks_live")
+    expect(row).to_contain_text("≈ 500")
+    expect(row).to_contain_text(re.compile("[kM]B"))
+    expect(page.locator("tr", has_text="web:ann")).to_contain_text("pause")
+    page.locator(".checked summary").click(timeout=20_000)
+    expect(page.locator(".checks li").first).to_be_visible()

@@ -139,6 +139,8 @@ def test_a_page_says_when_the_database_is_away_and_comes_back_by_itself(
     late = watch(base, tolerates="503")
     late.open("/queues")
     expect(late.page.locator("h1")).to_have_text("The database cannot be reached.")
+    expect(late.page.locator("#live")).to_have_text("reconnecting")
+    expect(late.page.locator("#banner")).to_be_hidden()  # nothing is shown yet that could be out of date
 
     proxy.refusing = False
     with psycopg.connect(database_url, autocommit=True) as connection:

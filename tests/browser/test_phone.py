@@ -75,3 +75,29 @@ def test_rows_are_cards_that_name_their_values(serve: Serve, watch: Watch, shop:
     size = row.bounding_box()
     assert size is not None
     assert size["width"] <= 390
+
+
+@browses
+def test_seven_tasks_fit_on_a_phone_and_filters_are_menus(
+    serve: Serve, watch: Watch, database_url: str
+) -> None:
+    scene.fill_day(database_url, 200)
+    page = watch(serve(database_url, enable_actions=True), width=390).open("/tasks")
+    bottoms: list[float] = page.locator("tbody tr").evaluate_all(
+        "rows => rows.map(row => row.getBoundingClientRect().bottom)"
+    )
+    assert sum(bottom <= 840 for bottom in bottoms) >= 7
+    expect(page.get_by_role("link", name="completed")).to_have_count(0)
+
+    page.locator("aside summary", has_text="State").click()
+    page.locator("aside").get_by_role("link", name="completed").click()
+
+    page.wait_for_url("**/tasks?status=COMPLETED")
+    page.locator(".pick").first.check()
+    page.get_by_role("button", name="Select this page").click()
+    expect(page.locator("#chosen")).to_have_text("50 tasks selected")
+    page.get_by_role("button", name="Clear").click()
+    page.locator("aside summary", has_text="State").click()
+    page.keyboard.press("Escape")
+    expect(page.locator("aside").get_by_role("link", name="completed")).to_be_hidden()
+    expect(page.get_by_text("Times in UTC")).to_be_visible()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -115,3 +116,40 @@ def test_a_name_that_nothing_has_is_not_found(serve: Serve, watch: Watch, databa
     viewer = watch(serve(database_url), tolerates="404")
     page = viewer.open("/names/nobody")
     expect(page.locator("h1")).to_contain_text("No task of the name 'nobody' is known.")
+
+
+@browses
+def test_rate_limits_are_listed_with_the_next_start(
+    serve: Serve, watch: Watch, database_url: str, db: Db
+) -> None:
+    db.execute("INSERT INTO horsies_tasks (task_name, queue_name) VALUES ('export', 'reports')")
+    db.execute(
+        "INSERT INTO horsies_rates (rate_key, seconds, burst, spent_until)"
+        " VALUES ('export', 10, 3, now() + interval '20 s'), ('import', 0.1, 1, '-infinity'), ('removed', 0, 1, now())"
+    )
+    page = watch(serve(database_url)).open("/queues")
+
+    rates = page.locator("#rates tbody tr")
+    expect(rates).to_have_count(2)
+    expect(rates.nth(0)).to_contain_text("6/min")
+    expect(rates.nth(0)).to_contain_text(re.compile(r"in \d+ s"))
+    expect(rates.nth(1)).to_contain_text("10/s")
+    expect(rates.nth(1)).to_contain_text("now")
+    expect(rates.nth(0).get_by_role("link")).to_have_attribute("href", "/names/export")
+
+
+@browses
+def test_the_buttons_of_queues_are_within_reach_on_a_small_laptop(
+    serve: Serve, watch: Watch, workplace: Workplace, database_url: str
+) -> None:
+    scene.fill_day(database_url, 300)
+    workplace.write(SOURCE)
+    workplace.load()
+    workplace.start("--processes", "1")
+    page = watch(serve(database_url, enable_actions=True), width=1024).open("/queues")
+
+    beyond = page.locator(".scroll").evaluate_all(
+        "all => all.filter(each => each.scrollWidth > each.clientWidth).length"
+    )
+    assert beyond == 0
+    expect(page.locator("tr", has_text="mail").get_by_role("button", name="Pause")).to_be_in_viewport()

@@ -46,7 +46,7 @@ def test_a_signal_is_answered_with_a_typed_form(serve: Serve, watch: Watch, shop
     page.get_by_label("Approved").select_option("Yes")
     page.get_by_role("button", name="Send answer").click()
 
-    expect(page.get_by_text("Nobody is waited for.")).to_be_visible()
+    expect(page.get_by_text("No workflow and no task waits for a signal.")).to_be_visible()
     assert taken(db) == ('{"ok":{"approved":true,"amount":"12.50","level":"team"}}', "COMPLETED")
 
 
@@ -60,6 +60,7 @@ def test_what_was_typed_stays_when_an_answer_is_refused(
     page.get_by_label("Amount").fill("7")
     page.get_by_label("Reason").fill("too late")
     db.execute("UPDATE horsies_workflows SET status = 'CANCELLED' WHERE name = 'refund'")
+    expect(page.locator("h1 .pill")).to_have_text("cancelled")  # the page was updated, and kept the form
 
     page.get_by_role("button", name="Send answer").click()
 
@@ -81,7 +82,7 @@ def test_a_dashboard_that_knows_no_tasks_takes_json(
     page.get_by_label("Value").fill('{"approved": true, "amount": 12345678901234567890}')
     page.get_by_role("button", name="Send answer").click()
 
-    expect(page.get_by_text("Nobody is waited for.")).to_be_visible()
+    expect(page.get_by_text("No workflow and no task waits for a signal.")).to_be_visible()
     assert taken(db)[0] == '{"ok":{"approved": true, "amount": 12345678901234567890}}'
 
 

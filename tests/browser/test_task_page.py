@@ -159,6 +159,49 @@ def test_a_new_task_is_sent_from_its_name_and_its_parameters(
     assert [dict(act) for act in acts] == [{"action": "send", "tasks": 1}]
 
 
+@browses
+def test_a_task_that_waits_is_edited(serve: Serve, watch: Watch, shop: Shop, db: Db) -> None:
+    waiting = shop.module.send_mail.send(to="ann@shop.exmple", subject="Your order").unwrap()
+    page = watch(serve(shop.app, enable_actions=True), tolerates="40").open(f"/tasks/{waiting.task_id}")
+    page.get_by_role("button", name="Edit…").click()
+    area = page.get_by_label("Arguments as JSON")
+    area.fill('{"to": 5}')
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("#ask [role=alert]")).to_contain_text("The arguments do not fit send_mail")
+
+    area.fill('{"to": "ann@shop.example", "subject": "Your order"}')
+    page.get_by_label("Priority").fill("1")
+    page.get_by_role("button", name="Save", exact=True).click()
+
+    expect(page.locator("pre[data-part=kwargs]")).to_contain_text("ann@shop.example")
+    expect(page.locator(".facts div", has_text="Priority").locator("dd")).to_have_text("1")
+    assert [dict(each) for each in db.execute("SELECT action, tasks FROM horsies_actions")] == [
+        {"action": "edit", "tasks": 1}
+    ]
+    # Somebody who comes too late is told so.
+    page.get_by_role("button", name="Edit…").click()
+    waiting.cancel().unwrap()
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("#ask [role=alert]")).to_contain_text("The task does not wait any more")
+    page.get_by_role("button", name="Go back").click()
+    expect(page.get_by_role("button", name="Edit…")).to_have_count(0)
+
+
+@browses
+def test_a_running_task_shows_the_memory_of_its_process_and_leads_to_its_worker(
+    serve: Serve, watch: Watch, shop: Shop
+) -> None:
+    shop.place.start("--processes", "1")
+    report = shop.module.render_report.send(pages=1000).unwrap()
+    page = watch(serve(shop.app)).open(f"/tasks/{report.task_id}")
+
+    memory = page.locator(".facts div", has_text="Memory of its process").locator("dd")
+    expect(memory).to_contain_text("MB", timeout=30_000)
+    page.locator(".facts div", has_text="Worker").get_by_role("link").click()
+    page.wait_for_url("**/workers/*")
+    report.cancel().unwrap()
+
+
 def test_a_dashboard_without_the_app_sends_no_new_tasks(serve: Serve, database_url: str) -> None:
     base = serve(database_url, enable_actions=True)
 

@@ -95,7 +95,7 @@ def test_long_labels_are_cut_with_the_whole_text_as_a_tooltip(serve: Serve, watc
     node = page.locator('[data-node="column-1-reconciliation-of-customer-2"]')
 
     assert node.locator("title").text_content() == "column-1-reconciliation-of-customer-2: enqueued · draft"
-    assert node.locator("text").first.text_content() == "column-1-r…customer-2"
+    assert node.locator("text").first.text_content() == "column-1-…ustomer-2"
     overlap = page.evaluate(
         """() => [...document.querySelectorAll(".node")].map(node => [node.querySelector("rect"), node.querySelector("svg")])
             .filter(([box, text]) => getComputedStyle(text).overflow !== "hidden"
@@ -134,6 +134,20 @@ def test_the_time_line_shows_when_each_node_ran(serve: Serve, watch: Watch, shop
     expect(rows.first).to_contain_text("draft")
     starts = [float(bar.get_attribute("x") or 0) for bar in rows.locator(".bar").all()]
     assert starts == sorted(starts)
+
+
+@browses
+def test_25_workflows_fit_on_a_screen_of_900_pixels(serve: Serve, watch: Watch, shop: Shop) -> None:
+    for number in range(30):
+        shop.module.refund(f"refund {number}").start().unwrap()
+    page = watch(serve(shop.app), width=1440).open("/workflows")
+
+    bottoms: list[float] = page.locator("tbody tr").evaluate_all(
+        "rows => rows.map(row => row.getBoundingClientRect().bottom)"
+    )
+
+    assert sum(bottom <= 900 for bottom in bottoms) >= 25
+    expect(page.locator("tbody tr").last).to_contain_text("of 3")
 
 
 def rgb(written: str) -> str:

@@ -143,7 +143,14 @@ def test_a_small_terminal_drops_columns_and_cuts_none(terminal: Terminal, db: An
         await until(pilot, lambda: "6/min done" in summary(top))
         assert "1 worker" in summary(top)
         assert "CPU 42 %" in summary(top)
+        # Every queue and worker is in sight, and the tasks have the rest.
+        for name in ("queues", "workers"):
+            table = top.screen_stack[0].query_one(f"#{name}", Rows)
+            assert table.max_scroll_y == 0, name
+        assert top.screen_stack[0].query_one("#tasks", Rows).size.height >= 8
         await pilot.resize_terminal(60, 24)
+        await until(pilot, lambda: len(summary(top)) <= 58)
+        assert "memory" not in summary(top)
         await until(pilot, lambda: "message" not in row(top, "tasks", 1))
         for name in ("queues", "workers", "tasks"):
             assert top.screen_stack[0].query_one(f"#{name}", Rows).max_scroll_x == 0

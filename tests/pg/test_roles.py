@@ -126,9 +126,11 @@ DEEDS: dict[str, set[str]] = {
     "DELETE FROM horsies_task_definitions": set(),
     "UPDATE horsies_heartbeats SET pid = 1": set(),
     "INSERT INTO horsies_schedule_state (schedule_name, definition, config_hash) VALUES ('s', '{}', '')": {
-        "scheduler"
+        "scheduler",
+        "operator",
     },
-    "UPDATE horsies_schedule_state SET definition = '{}'": {"scheduler"},
+    "UPDATE horsies_schedule_state SET definition = '{}'": {"scheduler", "operator"},
+    "UPDATE horsies_tasks_live SET kwargs = '{}', priority = 1": {"operator"},
     "UPDATE horsies_schedule_state SET paused_at = now(), next_run_at = NULL": {"scheduler", "operator"},
     "DELETE FROM horsies_schedule_state": {"scheduler", "operator"},
     "SELECT * FROM horsies_schedule_state": {"scheduler", *READERS},

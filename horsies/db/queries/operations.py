@@ -179,6 +179,12 @@ async def delete_finished(connection: Connection, which: Selection, batch: int) 
     return deleted
 
 
+async def edit(connection: Connection, task_id: UUID, kwargs: str, priority: int | None) -> bool:
+    """Change the arguments, and the priority if one is given, of a task that waits; return False if it does not wait."""
+    values = {"id": task_id, "kwargs": kwargs, "priority": priority}
+    return bool((await connection.execute(SQL["edit"], values)).rowcount)
+
+
 async def resend(connection: Connection, task_id: UUID, new_id: UUID, kwargs: str) -> str | None:
     """Send a copy of a task with other arguments; return its id, None if there is no such task."""
     values = {"id": task_id, "new_id": new_id, "kwargs": kwargs}

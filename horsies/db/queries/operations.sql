@@ -154,6 +154,14 @@ SELECT id, to_json(terminal_at) #>> '{}' FROM horsies_tasks_history AS task
  WHERE workflow_id IS NULL AND {is_selected}
  LIMIT %(most)s;
 
+-- name: edit
+-- Change the arguments and the priority of a task that waits. Not of a task that is parked or has stored steps: they have
+-- used the arguments. Not of a workflow's task: other nodes may rely on its arguments.
+UPDATE horsies_tasks_live AS task
+   SET kwargs = %(kwargs)s, priority = coalesce(%(priority)s, priority)
+ WHERE id = %(id)s AND status = 'PENDING' AND workflow_id IS NULL AND parked_at IS NULL
+   AND NOT EXISTS (SELECT FROM horsies_steps AS step WHERE step.task_id = task.id);
+
 -- name: resend
 INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, timeout_ms, max_retries,
                                 task_options, rate_key, cost)

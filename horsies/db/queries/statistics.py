@@ -228,6 +228,36 @@ async def latencies(
     return (await fetch(connection, Latencies, SQL["latencies"], values))[0]
 
 
+class RateLimit(NamedTuple):
+    """The rate limit of a task: one start every `seconds`, `burst` at once, and the next one in `due_in` seconds."""
+
+    name: str
+    seconds: float
+    burst: int
+    due_in: float
+
+
+class TableSize(NamedTuple):
+    """A table with its indexes, as the statistics of the database know it."""
+
+    name: str
+    partitions: int
+    bytes: int
+    rows: int
+    dead_rows: int
+    vacuumed_at: datetime | None
+
+
+async def rate_limits(connection: Connection) -> list[RateLimit]:
+    """Return the rate limits of tasks, those that must wait longest first."""
+    return await fetch(connection, RateLimit, SQL["rate_limits"], {})
+
+
+async def tables(connection: Connection) -> list[TableSize]:
+    """Return the largest tables."""
+    return await fetch(connection, TableSize, SQL["tables"], {})
+
+
 async def busiest(connection: Connection, since: datetime, limit: int) -> list[TaskCounts]:
     """Return the tasks that ran most often since a time."""
     return await fetch(connection, TaskCounts, SQL["busiest"], {"since": since, "limit": limit})

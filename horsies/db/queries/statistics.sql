@@ -122,6 +122,27 @@ SELECT queue_name, task_name, least(greatest(sum(completed), -9e18), 9e18)::bigi
  WHERE minute >= %(since)s AND minute <= now() AND queue_name <> ''
  GROUP BY queue_name, task_name ORDER BY sum(completed) + sum(failed) DESC, queue_name, task_name LIMIT %(limit)s;
 
+-- name: rate_limits
+-- The rate limits of tasks, those that must wait longest first. Epochs are subtracted: PostgreSQL up to 16 cannot subtract
+-- infinite times.
+SELECT rate_key AS name, seconds, burst,
+       greatest(extract(epoch FROM spent_until)::double precision + seconds, extract(epoch FROM held_until)::double precision)
+           - extract(epoch FROM clock_timestamp())::double precision AS due_in
+  FROM horsies_rates WHERE seconds > 0
+ ORDER BY due_in DESC, name LIMIT 100;
+
+-- name: tables
+-- The largest tables. Counts of rows are those of the statistics. All partitions of the history are one table here.
+SELECT CASE WHEN table_.relname ~ '^horsies_tasks_(history.*|[0-9]+)$' THEN 'horsies_tasks_history' ELSE table_.relname END AS name,
+       count(*) AS partitions, sum(pg_total_relation_size(table_.oid))::bigint AS bytes,
+       sum(greatest(reltuples, pg_stat_get_live_tuples(table_.oid), 0))::bigint AS rows,
+       sum(pg_stat_get_dead_tuples(table_.oid))::bigint AS dead_rows,
+       max(greatest(pg_stat_get_last_vacuum_time(table_.oid), pg_stat_get_last_autovacuum_time(table_.oid))) AS vacuumed_at
+  FROM pg_class AS table_
+ WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'horsies_tasks'::regclass)
+   AND starts_with(table_.relname, 'horsies_') AND relkind = 'r'
+ GROUP BY 1 ORDER BY bytes DESC, 1 LIMIT 12;
+
 -- name: error_codes
 SELECT error_code, count(*)
   FROM (SELECT left(error_code, 300) AS error_code FROM horsies_tasks_history WHERE status = 'FAILED'

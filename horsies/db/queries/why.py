@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -96,7 +97,8 @@ def _parked(facts: WaitingFacts) -> str:
         case "wait":
             limit = f"; it waits for {until} more" if until else ""
             return (
-                f"{where} until it is signalled{limit}: `horsies signal {facts.id} {facts.parked_in} VALUE`."
+                f"{where} until it is signalled{limit}: "
+                f"`horsies signal {facts.id} {shlex.quote(facts.parked_in or '')} VALUE`."
             )
         case _:
             count = facts.open_calls or 0

@@ -128,10 +128,11 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsie
                 horsies_totals, horsies_depths, horsies_schema_version
    TO horsies_viewer;
 
--- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules
--- and deletes them. To send through what nobody else is about to, it locks the rows, which is an UPDATE right.
+-- An operator suspends queues, cancels tasks, edits those that wait, sends them through once more, and deletes those that have
+-- ended; creates, edits, pauses and deletes schedules. To send through what nobody else is about to, it locks the rows, which is an UPDATE right.
 GRANT horsies_viewer TO horsies_operator;
 GRANT UPDATE (earlier_attempts, good_until, parked_at) ON horsies_tasks TO horsies_operator;
+GRANT UPDATE (kwargs, priority) ON horsies_tasks_live TO horsies_operator;
 GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
 GRANT INSERT ON horsies_attempts TO horsies_operator;
 GRANT SELECT, INSERT (queue_name, suspended_by), DELETE ON horsies_suspensions TO horsies_operator;
@@ -143,8 +144,7 @@ GRANT EXECUTE ON FUNCTION horsies_queue_channel, horsies_signal TO horsies_opera
 GRANT DELETE ON horsies_tasks_history, horsies_attempts, horsies_idempotency_keys, horsies_progress, horsies_task_logs,
                 horsies_steps, horsies_signals
    TO horsies_operator;
-GRANT DELETE, UPDATE (paused_at, next_run_at, error, error_at, updated_at) ON horsies_schedule_state
-   TO horsies_operator;
+GRANT INSERT, UPDATE, DELETE ON horsies_schedule_state TO horsies_operator;
 -- And pauses, resumes, cancels, signals and repairs workflows, which may send tasks. To undo a cancel sends the tasks again, each
 -- once.
 GRANT INSERT (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms, max_retries,

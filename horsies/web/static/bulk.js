@@ -40,6 +40,7 @@ function show(refresh) {
   text.setAttribute("role", "status");
   text.textContent = matching ? `All ${tasks(matching.total)} that match are selected` : `${tasks(rows.length)} selected`;
   const parts = [text, button("Clear", "quiet-act", clear)];
+  if (!all.checked) parts.push(button("Select this page", "quiet-act", tickAll));
   if (!matching && all.checked && bar().dataset.filterable === "yes" && bar().dataset.more === "yes") parts.push(button("Select all that match…", "quiet-act", () => selectMatching(refresh)));
   const gap = document.createElement("i");
   parts.push(gap);
@@ -58,6 +59,11 @@ function show(refresh) {
   }
   bar().replaceChildren(...parts);
   if (!matching && all.checked) label(refresh);
+
+  function tickAll() {
+    for (const box of boxes) box.checked = true;
+    show(refresh);
+  }
 
   function clear() {
     for (const box of document.querySelectorAll(".pick:checked")) box.checked = false;

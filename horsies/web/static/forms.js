@@ -26,6 +26,17 @@ function valueOf(form) {
   return `{${parts.join(",")}}`;
 }
 
+const isChanged = (field) => field.matches("select") ? ![...field.options].some((each) => each.selected && (each.defaultSelected || each.index === 0)) : field.value !== field.defaultValue;
+
+// Before the page is updated: keep a form in which the viewer has written something, although nobody waits for it any more.
+export function keepTyped(old, fresh) {
+  for (const form of old.querySelectorAll("form.answer")) {
+    const card = form.closest("[data-row]");
+    if (fresh.querySelector(`[data-row="${CSS.escape(card.dataset.row)}"]`) || ![...form.querySelectorAll("[data-field]")].some(isChanged)) continue;
+    fresh.insertBefore(card.cloneNode(true), fresh.children[[...old.children].indexOf(card)] ?? null);
+  }
+}
+
 export function forms(refresh, toast) {
   document.addEventListener("submit", async (event) => {
     const form = event.target.closest("form.answer");
@@ -36,6 +47,7 @@ export function forms(refresh, toast) {
     button.disabled = true;
     try {
       await post(form.dataset.path, `{"name":${JSON.stringify(form.dataset.signal)},"value":${valueOf(form)}}`);
+      form.reset();
       toast(`${form.dataset.signal}: answered.`);
       refresh();
     } catch (error) {

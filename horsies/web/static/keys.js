@@ -4,7 +4,7 @@ const SEQUENCE_MS = 1200; // between g and the letter
 const HELP = [
   ["g o", "overview"], ["g t", "tasks"], ["g e", "failures"], ["g q", "queues"], ["g w", "workers"], ["g f", "workflows"],
   ["g p", "waiting for people"], ["g s", "schedules"], ["g h", "health"], ["g a", "API"], ["/", "find a task"], ["j  k", "down and up in a list"],
-  ["Enter", "open the marked row"], ["x", "select the marked row"], ["n", "older page"], ["d", "light or dark"],
+  ["Enter", "open the marked row"], ["x", "select the marked row"], ["n", "older page"], ["s", "pause or resume live updates"], ["d", "light or dark"],
   ["?", "keyboard shortcuts"], ["Esc", "close"],
 ];
 
@@ -50,6 +50,7 @@ const ACTS = {
   k: () => mark(-1),
   x: () => row()?.querySelector(".pick")?.click(),
   n: () => document.getElementById("older")?.click(),
+  s: () => document.getElementById("live").click(),
   d: () => document.getElementById("theme").click(),
   Enter: () => {
     const target = row()?.querySelector("a");

@@ -1,5 +1,6 @@
 // Live updates: when the server says that data changed, fetch the page again and patch only the differences.
 // Rows of lists stay where the reader sees them until the reader acts or asks for the new ones.
+import { keepTyped } from "./forms.js";
 import { hold } from "./lists.js";
 import { morph } from "./morph.js";
 
@@ -11,9 +12,21 @@ export function live() {
   const banner = document.getElementById("banner");
   let loading = false, stale = false, released = false, failed = Boolean(main.querySelector("[data-error]")), last = 0;
 
+  let paused = false;
+
   function showState(state, text) {
-    sign.className = `live ${state}`;
-    sign.querySelector("span").textContent = text;
+    sign.className = `live ${paused ? "off" : state}`;
+    sign.querySelector("span").textContent = paused ? "paused" : text;
+  }
+
+  // Let the page stand still until the viewer goes on. The viewer's own actions still show their outcome.
+  function pause() {
+    paused = !paused;
+    sign.setAttribute("aria-pressed", String(paused));
+    sign.title = paused ? "Resume the live updates of this page" : "Pause the live updates of this page";
+    showState("off", "connecting");
+    connect();
+    if (!paused) refresh();
   }
 
   function showBanner(message) {
@@ -31,6 +44,7 @@ export function live() {
     const fresh = document.createElement("main");
     fresh.innerHTML = html; // rendered and escaped by the server; scripts in it would not run
     if (holds) hold(main, fresh);
+    keepTyped(main, fresh);
     morph(main, fresh);
     document.dispatchEvent(new CustomEvent("fresh"));
   }
@@ -56,12 +70,13 @@ export function live() {
       failed = true;
       showState("off", "reconnecting");
       const problem = error instanceof TypeError ? "The dashboard does not answer." : error.message;
-      showBanner(`${problem || "The page could not be updated."} This page shows the state of ${new Date(last || performance.timeOrigin).toISOString().slice(11, 19)} UTC. Trying again…`);
+      // A page that has shown nothing yet says itself what is wrong.
+      if (!main.querySelector("[data-error]")) showBanner(`${problem || "The page could not be updated."} This page shows the state of ${new Date(last || performance.timeOrigin).toISOString().slice(11, 19)} UTC. Trying again…`);
     }
     if (!failed) last = Date.now();
     setTimeout(() => {
       loading = false;
-      if (stale || failed || main.querySelector("[data-again]")) refresh();
+      if (stale || (failed && !paused) || main.querySelector("[data-again]")) refresh();
     }, failed ? AGAIN : PAUSE);
   }
 
@@ -70,7 +85,7 @@ export function live() {
   function connect() {
     source?.close();
     source = null;
-    if (document.hidden) return;
+    if (document.hidden || paused) return;
     const mine = (source = new EventSource(`${base}/events`));
     mine.addEventListener("open", () => showState("on", "live"));
     mine.addEventListener("changed", () => refresh());
@@ -78,6 +93,7 @@ export function live() {
     // The server ends streams regularly and the browser opens the next one. Only a longer gap is shown.
     mine.addEventListener("error", () => setTimeout(() => source === mine && mine.readyState !== EventSource.OPEN && showState("off", "reconnecting"), AGAIN));
   }
+  sign.addEventListener("click", pause);
   document.addEventListener("visibilitychange", connect);
   document.addEventListener("click", (event) => {
     if (!event.target.closest("[data-newer]")) return;

@@ -15,7 +15,26 @@ function label() {
   }
 }
 
+// Where there is no room for a column of filters, each list of them is a menu.
+function menus() {
+  const narrow = matchMedia("(max-width: 75rem)");
+  const arrange = () => {
+    for (const each of document.querySelectorAll("[data-facet]:not([data-own])")) {
+      each.dataset.own = "class data-own";
+      each.open = !narrow.matches;
+      each.classList.toggle("menu", narrow.matches);
+    }
+  };
+  narrow.addEventListener("change", () => {
+    for (const each of document.querySelectorAll("[data-facet][data-own]")) delete each.dataset.own;
+    arrange();
+  });
+  document.addEventListener("fresh", arrange);
+  arrange();
+}
+
 export function phone() {
+  menus();
   const more = document.getElementById("more"), menu = more.closest("nav");
   const open = (is) => {
     menu.classList.toggle("open", is);

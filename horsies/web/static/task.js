@@ -1,5 +1,5 @@
 // The page of a task: copy, fold JSON, follow the log, and send the task again with edited arguments.
-import { post } from "./actions.js";
+import { post, toast } from "./actions.js";
 
 const base = document.documentElement.dataset.base;
 
@@ -46,7 +46,7 @@ function follow() {
 }
 
 // JSON.parse would round numbers with more than 15 digits, so a text with such numbers is not reformatted.
-function pretty(text) {
+export function pretty(text) {
   try {
     return /\d{16}/.test(text) || text.length > 100000 ? text : JSON.stringify(JSON.parse(text), null, 2);
   } catch {
@@ -54,19 +54,19 @@ function pretty(text) {
   }
 }
 
-const element = (name, values, ...children) => {
+export const element = (name, values, ...children) => {
   const made = Object.assign(document.createElement(name), values);
   made.append(...children);
   return made;
 };
 
 // The dialog stays open with what was typed until the task is sent or the viewer closes it.
-function compose({ heading, prompt, text, before = [], path, body }) {
+export function compose({ heading, prompt, text, before = [], path, body, confirm = "Send", done }) {
   const dialog = document.getElementById("ask");
   const area = element("textarea", { id: "compose-arguments", value: text, rows: Math.min(20, text.split("\n").length + 2), spellcheck: false });
   const refusal = element("p", { className: "refusal", hidden: true });
   refusal.setAttribute("role", "alert");
-  const send = element("button", { className: "act primary", value: "yes", textContent: "Send" });
+  const send = element("button", { className: "act primary", value: "yes", textContent: confirm });
   const back = element("button", { className: "act", type: "button", textContent: "Go back" });
   const title = element("h2", { id: "compose-title", textContent: heading });
   const label = element("label", { htmlFor: area.id, textContent: prompt });
@@ -79,7 +79,9 @@ function compose({ heading, prompt, text, before = [], path, body }) {
     try {
       JSON.parse(area.value);
       const reply = await post(path, body(area.value));
-      location.assign(`${base}/tasks/${reply.task_id}`);
+      if (!done) return location.assign(`${base}/tasks/${reply.task_id}`);
+      dialog.close("yes");
+      done(reply);
     } catch (error) {
       refusal.textContent = error instanceof SyntaxError ? `The arguments are no JSON: ${error.message}` : error.message;
       refusal.hidden = false;
@@ -91,7 +93,7 @@ function compose({ heading, prompt, text, before = [], path, body }) {
   dialog.replaceChildren(form);
   dialog.setAttribute("aria-labelledby", title.id);
   dialog.showModal();
-  (before.at(-1) ?? area).focus();
+  (before.find((each) => each.matches("input, select")) ?? area).focus();
   return area;
 }
 
@@ -103,6 +105,24 @@ async function resend(task) {
     text: pretty(whole.ok ? await whole.text() : "{}"),
     path: `/api/tasks/${task}/resend`,
     body: (kwargs) => `{"kwargs": ${kwargs}}`,
+  });
+}
+
+async function edit(button, refresh) {
+  const id = button.dataset.edit, whole = await fetch(`${base}/api/tasks/${id}/kwargs`);
+  const priority = element("input", { id: "compose-priority", type: "number", min: 1, max: 100, required: true, value: button.dataset.priority });
+  compose({
+    heading: "Edit this task",
+    prompt: "Arguments as JSON:",
+    text: pretty(whole.ok ? await whole.text() : "{}"),
+    before: [element("label", { htmlFor: priority.id, textContent: "Priority, 1 is the highest" }), priority],
+    path: `/api/tasks/${id}/edit`,
+    body: (kwargs) => `{"kwargs": ${kwargs}, "priority": ${Number(priority.value)}}`,
+    confirm: "Save",
+    done: () => {
+      toast("The task is changed.");
+      refresh({ release: true });
+    },
   });
 }
 
@@ -125,15 +145,16 @@ async function create() {
   choice.addEventListener("change", () => (area.value = template()));
 }
 
-export function task() {
+export function task(refresh) {
   follow();
   document.getElementById("new-task")?.addEventListener("click", create);
   document.addEventListener("fresh", follow);
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-copy], [data-copy-text], .fold, [data-resend]");
+    const button = event.target.closest("[data-copy], [data-copy-text], .fold, [data-resend], [data-edit]");
     if (!button) return;
     event.preventDefault();
-    if (button.dataset.resend) resend(button.dataset.resend);
+    if (button.dataset.edit) edit(button, refresh);
+    else if (button.dataset.resend) resend(button.dataset.resend);
     else if (button.classList.contains("fold")) fold(button);
     else copyFrom(button);
   });

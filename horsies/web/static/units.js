@@ -59,6 +59,7 @@ export function short(value) {
 
 export function megabytes(value) {
   if (value === null || Number.isNaN(value)) return NOTHING;
+  if (value > 0 && value < 0.9995) return `${grouped(rounded(value * 1024), 0)} kB`;
   return value >= 1024 ? `${twoDigits(value / 1024)} GB` : `${grouped(rounded(value), 0)} MB`;
 }
 
