@@ -91,6 +91,11 @@ class Holdings:
         if not self._prefetched:
             self._started_at = now
 
+    def session_lost(self, session: int) -> None:
+        """Note that the connection with this session was lost. What is held is compared with the database before the next claim."""
+        self.lost_sessions.add(session)
+        self._check_sessions_at = float("-inf")
+
     # Release
 
     def release_at(self) -> float | None:
@@ -117,11 +122,11 @@ class Holdings:
         The statement of a lost session may still claim tasks, so the next release is due until all these sessions have ended.
         """
         self.is_uncertain = False  # before the await: it may be set again while the statements run
-        if self.lost_sessions:
-            await self._disown_undone(connection, worker_id)
-        held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
-        held += [(ended.id, ended.claim_seq) for ended in (*self._settler.completed, *self._settler.failed)]
         try:
+            if self.lost_sessions:
+                await self._disown_undone(connection, worker_id)
+            held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
+            held += self._settler.claims
             with hangup_after(connection):
                 if asked := frozenset(self.lost_sessions):
                     ended = asked - await workers.open_sessions(connection, asked)
@@ -137,21 +142,26 @@ class Holdings:
             raise
 
     async def _disown_undone(self, connection: Connection, worker_id: UUID) -> None:
-        """Stop the tasks whose claims the database has lost: in a crash of the server, or in a failover to another one."""
+        """Stop the tasks whose claims the database has lost: in a crash of the server, or in a failover to another one.
+
+        This worker may claim such a task again, under the same `claim_seq`. So no outcome of the lost claim may be left to be
+        stored, either.
+        """
         tasks_here = [*self._capacity.running, *self._prefetched]
-        if not tasks_here:
+        claims = {(task.id, task.claim_seq) for task in tasks_here} | self._settler.claims
+        if not claims:
             return
         with hangup_after(connection):
-            held = await tasks.held(connection, worker_id, [task.id for task in tasks_here])
-        undone = {(task.id, task.claim_seq) for task in tasks_here} - held
-        if undone:
-            logger.warning(
-                "The database has lost the claims of %s; they may run again", counted(len(undone), "task")
-            )
-            for pool in self._capacity.pools:
-                pool.disown(undone)
-            for task in [task for task in self._prefetched if (task.id, task.claim_seq) in undone]:
-                self._prefetched.remove(task)
+            held = await tasks.held(connection, worker_id, [task_id for task_id, _ in claims])
+        undone = claims - held
+        if stopped_here := [task for task in tasks_here if (task.id, task.claim_seq) in undone]:
+            count = counted(len(stopped_here), "task")
+            logger.warning("The database has lost the claims of %s; they may run again", count)
+        for pool in self._capacity.pools:
+            pool.disown(undone)
+        for task in [task for task in self._prefetched if (task.id, task.claim_seq) in undone]:
+            self._prefetched.remove(task)
+        self._settler.disown(undone)
 
     # Prefetched tasks
 

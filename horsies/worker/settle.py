@@ -7,13 +7,14 @@ could not be written is kept and written later.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from random import random
 from typing import Any, TypeVar
 
 import msgspec
 
 from horsies.codec import encode_result
-from horsies.db.queries.tasks import Claimed, Completed, Failure
+from horsies.db.queries.tasks import UNDONE, Claimed, Completed, Failure
 from horsies.errors import HorsiesError
 from horsies.executor.protocol import Outcome
 from horsies.registry import TaskRegistry
@@ -44,6 +45,18 @@ class Settler:
 
     def __bool__(self) -> bool:
         return bool(self.completed or self.failed)
+
+    @property
+    def claims(self) -> set[tuple[str, int]]:
+        """The id and `claim_seq` of every task whose outcome is to be written."""
+        return {(ended.id, ended.claim_seq) for ended in (*self.completed, *self.failed)}
+
+    def disown(self, undone: Collection[tuple[str, int]]) -> None:
+        """See to it that the outcomes of these claims, given by id and `claim_seq`, are not stored."""
+        for outcomes in (self.completed, self.failed):
+            for place, outcome in enumerate(outcomes):
+                if (outcome.id, outcome.claim_seq) in undone:
+                    outcomes[place] = msgspec.structs.replace(outcome, claim_seq=UNDONE)
 
     def ended(self, task: Claimed, outcome: Outcome) -> None:
         """Add the outcome that a child reported."""
