@@ -121,7 +121,8 @@ class Holdings:
 
         The statement of a lost session may still claim tasks, so the next release is due until all these sessions have ended.
         """
-        self.is_uncertain = False  # before the await: it may be set again while the statements run
+        # Before the await: both may be set again while the statements run.
+        self.is_uncertain, self._check_sessions_at = False, time.monotonic() + LOST_SESSION_SECONDS
         try:
             if self.lost_sessions:
                 await self._disown_undone(connection, worker_id)
@@ -131,7 +132,6 @@ class Holdings:
                 if asked := frozenset(self.lost_sessions):
                     ended = asked - await workers.open_sessions(connection, asked)
                     self.lost_sessions -= ended
-                    self._check_sessions_at = time.monotonic() + LOST_SESSION_SECONDS
                 with RowFault() as fault:
                     await tasks.release(connection, worker_id, held)
                 if fault:
