@@ -21,6 +21,17 @@ pytestmark = pytest.mark.timeout(180 * SCALE)
 
 CAPPED: dict[str, Any] = {"prefetch": 0, "narrow_cap": 3}
 AHEAD: dict[str, Any] = {"prefetch": 16, "narrow_cap": None}
+# The log writer sleeps, so that nothing but a commit flushes the log.
+LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "autovacuum": "off"}
+# Claims of idempotent tasks are on disk when something else is: with few and long tasks, many are not when the server crashes.
+UNFLUSHED: dict[str, Any] = {
+    "prefetch": None,
+    "narrow_cap": None,
+    "sends": 60,
+    "seconds": 8.0,
+    "task_ms": 1_500,
+    "mix": ("repeatable", "busy", "beside", "keyed"),
+}
 
 
 class Drill(Protocol):
@@ -114,6 +125,14 @@ def test_a_send_whose_reply_was_lost_is_one_task_when_it_is_repeated(plan: Plan,
 @pytest.mark.parametrize("shape", [AHEAD, CAPPED][: min(SCALE, 2)], ids=["ahead", "capped"][: min(SCALE, 2)])
 def test_the_server_may_crash(shape: dict[str, Any], own_server: OwnServer, plan: Plan, drill: Drill) -> None:
     drill(replace(plan, crashes=False, **shape), partial(faults.crash_server, own_server), 2)
+
+
+@pytest.mark.parametrize("own_server", [LAZY], indirect=True, ids=["a lazy log writer"])
+def test_a_crash_of_the_server_may_undo_claims_that_are_not_flushed(
+    own_server: OwnServer, plan: Plan, drill: Drill
+) -> None:
+    """No stale result is accepted, no result is seen and then gone, and no task is lost."""
+    drill(replace(plan, **UNFLUSHED, crashes=False), partial(faults.undo_a_claim, own_server), 2)
 
 
 @pytest.mark.parametrize("fault", [faults.kill_backend, faults.take_all_connections])
