@@ -250,7 +250,7 @@ class RoundTrips:
 
     def _claimable(self) -> list[int]:
         """Return how many tasks to claim now, for each pool."""
-        counts = self.capacity.claimable()
+        counts = self.capacity.claimable(time.monotonic())
         return counts if self.is_claim_due and not self.is_stopping else [0 for _ in counts]
 
     def is_usage_outdated(self) -> bool:
@@ -345,7 +345,7 @@ class RoundTrips:
                 self.sleeper.forget_due_time()
             if request.key_lanes:
                 self.claimer.keys.walked(answer.walked, claimed, now - began, now)
-            self._take(claimed, answer.left, rooms, now)
+            self._take(claimed, answer.left, rooms, now - began, now)
         if self._unknown:
             await self._defer_unknown(connection)
         if now - began > SLOW_SECONDS and now > self._refresh_at:
@@ -393,8 +393,10 @@ class RoundTrips:
         self.caps.forget()  # the claim has counted tasks that are parked now
         return await quarantine.load_inputs_apart(connection, claimed, self.owner.worker_id)
 
-    def _take(self, claimed: list[Claimed], left: int, rooms: Sequence[PoolRoom], now: float) -> None:
-        """Give claimed tasks to the children, and decide whether to claim more.
+    def _take(
+        self, claimed: list[Claimed], left: int, rooms: Sequence[PoolRoom], seconds: float, now: float
+    ) -> None:
+        """Give the tasks of a claim that took so many seconds to the children, and decide whether to claim more.
 
         `left` is the number of plain tasks that were found and must wait for an idle child.
         """
@@ -432,6 +434,8 @@ class RoundTrips:
                     are_keyed = found_keys[0] or (left > 0 and not self.capacity.is_adaptive)
                     self.capacity.serves_keys = are_keyed and has_backlog
                     self.capacity.claims_ahead = has_backlog and left == 0
+                    if not (room.idle or found[0] or left):
+                        self.capacity.found_nothing_ahead(seconds, now)
                 if not has_backlog:
                     unfilled.append(found[room.pool])
         self._claim_again(unfilled, now)
