@@ -457,7 +457,9 @@ class TopApp(App[None]):
         if problem:
             self._show_status(problem, is_error=True)
             return
-        self._main_screen.query_one("#summary", Static).update(self.view.summary(self._main_screen.size.width - 2))
+        self._main_screen.query_one("#summary", Static).update(
+            self.view.summary(self._main_screen.size.width - 2)
+        )
         for name, rows in self.view.tables().items():
             self._table(name).fill(rows)
         oldest = self.view.page.looked_back_to

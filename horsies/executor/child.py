@@ -116,6 +116,13 @@ class ParentChannel:
                             asked.set_result(order)
         return calls
 
+    def read_until_call(self, ticket: int) -> None:
+        """Read the pipe until this call is there or the pipe is closed. Another thread may read the call meanwhile."""
+        while ticket not in self.calls and not self.is_closed:
+            with self._reading:
+                if ticket not in self.calls:
+                    self._receive(0)
+
     # Steps
 
     def ask(self, question: protocol.Question) -> Future[protocol.StepReply]:
@@ -246,8 +253,7 @@ class SerialServer:
             return None
         calls = self._channel.calls
         self._uses_pipe = True  # before looking: a signal must not read the call once it was looked for
-        while ticket not in calls and self._channel.receive() is not None:
-            pass
+        self._channel.read_until_call(ticket)
         self._uses_pipe = False
         if self._has_orders:
             self._read_orders()

@@ -18,7 +18,7 @@ from typing import Protocol
 from uuid import UUID
 
 from horsies.config import PostgresConfig
-from horsies.db.queries.tasks import Claimed
+from horsies.db.queries.tasks import UNDONE, Claimed
 from horsies.executor import protocol
 from horsies.executor.children import HELD_UP_SECONDS, ChildHandle, Children
 from horsies.executor.forkserver import Launcher
@@ -34,8 +34,6 @@ TIMEOUT_SLACK_SECONDS = 0.02
 ASYNC_CANCEL_SECONDS = 0.12
 # A child that has nothing to do takes over the calls behind one that has run for so long in another child.
 SHARED_AFTER_SECONDS = 0.002
-# The claim_seq of a call whose claim the database has lost. No row has it, so whatever becomes of the call is not stored.
-UNDONE = -1
 
 
 class PoolListener(Protocol):

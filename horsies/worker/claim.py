@@ -341,6 +341,8 @@ def _priority(queue: CustomQueueConfig) -> int:
 RUN_TIME_WEIGHT = 0.1
 # A claim takes no more tasks than this at once.
 MAX_CLAIM = 500
+# Claims that are only ahead and find nothing may take this share of all time: a chain of short tasks looks like a backlog.
+VAIN_SHARE = 0.05
 # Senders are told not to notify a worker that has been full for this long.
 FULL_SECONDS = 0.1
 
@@ -373,6 +375,7 @@ class Capacity:
         self.serves_keys = False
         self.prefetched: deque[Claimed] = deque()
         self._limits = limits
+        self._vain_until = 0.0  # no claim that is only ahead before this
         self._requested = [0 for _ in pools]
         self._had_room_at = [0.0 for _ in pools]
 
@@ -437,14 +440,18 @@ class Capacity:
             for each in numbers
         )
 
-    def claimable(self) -> list[int]:
+    def found_nothing_ahead(self, seconds: float, now: float) -> None:
+        """Note that a claim that was only ahead found nothing, and how long it took."""
+        self._vain_until = now + seconds / VAIN_SHARE
+
+    def claimable(self, now: float) -> list[int]:
         """Return how many tasks to claim now, for each pool."""
         plain = self.plain
         plain.depth = self.depth()
         plain.short_names = self.run_times.short.keys() if self.is_adaptive else None
         if self.is_adaptive:
             others = [min(self.room(n), pool.room(), MAX_CLAIM) for n, pool in enumerate(self.pools[1:], 1)]
-            return [self._adaptive_room(), *others]
+            return [self._adaptive_room(now), *others]
         counts = [min(self.room(n), pool.room(), MAX_CLAIM) for n, pool in enumerate(self.pools)]
         if self._limits.prefetch:
             are_short = plain.depth > plain.shape.width
@@ -458,10 +465,10 @@ class Capacity:
                 counts[0] = min(self.room(0), plain.room())
         return counts
 
-    def _adaptive_room(self) -> int:
+    def _adaptive_room(self, now: float) -> int:
         """Return how many plain tasks to claim now: one for each idle child, and from a backlog as many as will be short."""
         idle = self.plain.idle()
-        if not self.claims_ahead or self.serves_keys:
+        if not self.claims_ahead or self.serves_keys or (not idle and now < self._vain_until):
             return idle if self.plain.is_valid() else 0
         ahead = self.plain.room() - idle
         if self._limits.max_claim_per_worker:

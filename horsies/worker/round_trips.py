@@ -92,6 +92,11 @@ class Holdings:
         if not self._prefetched:
             self._started_at = now
 
+    def session_lost(self, session: int) -> None:
+        """Note that the connection with this session was lost. What is held is compared with the database before the next claim."""
+        self.lost_sessions.add(session)
+        self._check_sessions_at = float("-inf")
+
     # Release
 
     def release_at(self) -> float | None:
@@ -117,18 +122,18 @@ class Holdings:
 
         The statement of a lost session may still claim tasks, so the next release is due until all these sessions have ended.
         """
-        self.is_uncertain = False  # before the await: it may be set again while the statements run
-        if self.lost_sessions:
-            await self._disown_undone(connection, worker_id)
-            await self._write_undone_again(connection, worker_id)
-        held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
-        held += [(ended.id, ended.claim_seq) for ended in (*self._settler.completed, *self._settler.failed)]
+        # Before the await: both may be set again while the statements run.
+        self.is_uncertain, self._check_sessions_at = False, time.monotonic() + LOST_SESSION_SECONDS
         try:
+            if self.lost_sessions:
+                await self._disown_undone(connection, worker_id)
+                await self._write_undone_again(connection, worker_id)
+            held = [(task.id, task.claim_seq) for task in (*self._capacity.running, *self._prefetched)]
+            held += self._settler.claims
             with hangup_after(connection):
                 if asked := frozenset(self.lost_sessions):
                     ended = asked - await workers.open_sessions(connection, asked)
                     self.lost_sessions -= ended
-                    self._check_sessions_at = time.monotonic() + LOST_SESSION_SECONDS
                 with RowFault() as fault:
                     await tasks.release(connection, worker_id, held)
                 if fault:
@@ -139,21 +144,26 @@ class Holdings:
             raise
 
     async def _disown_undone(self, connection: Connection, worker_id: UUID) -> None:
-        """Stop the tasks whose claims the database has lost: in a crash of the server, or in a failover to another one."""
+        """Stop the tasks whose claims the database has lost: in a crash of the server, or in a failover to another one.
+
+        This worker may claim such a task again, under the same `claim_seq`. So no outcome of the lost claim may be left to be
+        stored, either.
+        """
         tasks_here = [*self._capacity.running, *self._prefetched]
-        if not tasks_here:
+        claims = {(task.id, task.claim_seq) for task in tasks_here} | self._settler.claims
+        if not claims:
             return
         with hangup_after(connection):
-            held = await tasks.held(connection, worker_id, [task.id for task in tasks_here])
-        undone = {(task.id, task.claim_seq) for task in tasks_here} - held
-        if undone:
-            logger.warning(
-                "The database has lost the claims of %s; they may run again", counted(len(undone), "task")
-            )
-            for pool in self._capacity.pools:
-                pool.disown(undone)
-            for task in [task for task in self._prefetched if (task.id, task.claim_seq) in undone]:
-                self._prefetched.remove(task)
+            held = await tasks.held(connection, worker_id, [task_id for task_id, _ in claims])
+        undone = claims - held
+        if stopped_here := [task for task in tasks_here if (task.id, task.claim_seq) in undone]:
+            count = counted(len(stopped_here), "task")
+            logger.warning("The database has lost the claims of %s; they may run again", count)
+        for pool in self._capacity.pools:
+            pool.disown(undone)
+        for task in [task for task in self._prefetched if (task.id, task.claim_seq) in undone]:
+            self._prefetched.remove(task)
+        self._settler.disown(undone)
 
     async def _write_undone_again(self, connection: Connection, worker_id: UUID) -> None:
         """Write the outcomes again that the database has lost, so that finished tasks do not run a second time.
@@ -283,7 +293,7 @@ class RoundTrips:
 
     def _claimable(self) -> list[int]:
         """Return how many tasks to claim now, for each pool."""
-        counts = self.capacity.claimable()
+        counts = self.capacity.claimable(time.monotonic())
         return counts if self.is_claim_due and not self.is_stopping else [0 for _ in counts]
 
     def is_usage_outdated(self) -> bool:
@@ -380,7 +390,7 @@ class RoundTrips:
                 self.sleeper.forget_due_time()
             if request.key_lanes:
                 self.claimer.keys.walked(answer.walked, claimed, now - began, now)
-            self._take(claimed, answer.left, rooms, now)
+            self._take(claimed, answer.left, rooms, now - began, now)
         if self._unknown:
             await self._defer_unknown(connection)
         if now - began > SLOW_SECONDS and now > self._refresh_at:
@@ -428,8 +438,10 @@ class RoundTrips:
         self.caps.forget()  # the claim has counted tasks that are parked now
         return await quarantine.load_inputs_apart(connection, claimed, self.owner.worker_id)
 
-    def _take(self, claimed: list[Claimed], left: int, rooms: Sequence[PoolRoom], now: float) -> None:
-        """Give claimed tasks to the children, and decide whether to claim more.
+    def _take(
+        self, claimed: list[Claimed], left: int, rooms: Sequence[PoolRoom], seconds: float, now: float
+    ) -> None:
+        """Give the tasks of a claim that took so many seconds to the children, and decide whether to claim more.
 
         `left` is the number of plain tasks that were found and must wait for an idle child.
         """
@@ -467,6 +479,8 @@ class RoundTrips:
                     are_keyed = found_keys[0] or (left > 0 and not self.capacity.is_adaptive)
                     self.capacity.serves_keys = are_keyed and has_backlog
                     self.capacity.claims_ahead = has_backlog and left == 0
+                    if not (room.idle or found[0] or left):
+                        self.capacity.found_nothing_ahead(seconds, now)
                 if not has_backlog:
                     unfilled.append(found[room.pool])
         self._claim_again(unfilled, now)

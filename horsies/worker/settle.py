@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import random
 from typing import Any, TypeVar
 
 import msgspec
 
 from horsies.codec import encode_result
-from horsies.db.queries.tasks import Claimed, Completed, Failure
+from horsies.db.queries.tasks import UNDONE, Claimed, Completed, Failure
 from horsies.errors import HorsiesError
 from horsies.executor.protocol import Outcome
 from horsies.registry import TaskRegistry
@@ -50,6 +50,16 @@ class Settler:
 
     def __bool__(self) -> bool:
         return bool(self.completed or self.failed)
+
+    @property
+    def claims(self) -> set[tuple[str, int]]:
+        """The id and `claim_seq` of every task whose outcome is to be written."""
+        return {(ended.id, ended.claim_seq) for ended in (*self.completed, *self.failed)}
+
+    def disown(self, undone: Collection[tuple[str, int]]) -> None:
+        """See to it that the outcomes of these claims, given by id and `claim_seq`, are not stored."""
+        self.completed[:] = [_disowned(outcome, undone) for outcome in self.completed]
+        self.failed[:] = [_disowned(outcome, undone) for outcome in self.failed]
 
     def ended(self, task: Claimed, outcome: Outcome) -> None:
         """Add the outcome that a child reported."""
@@ -198,6 +208,13 @@ class _Options(msgspec.Struct):
     retry_policy: dict[str, Any] | None = None
     idempotent: bool = False
     on_failure: str | None = None
+
+
+def _disowned(outcome: AnyOutcome, undone: Collection[tuple[str, int]]) -> AnyOutcome:
+    """Return the outcome, under a number that no claim has if its claim is one of these."""
+    if (outcome.id, outcome.claim_seq) not in undone:
+        return outcome
+    return msgspec.structs.replace(outcome, claim_seq=UNDONE)
 
 
 def _options(task: Claimed) -> _Options:

@@ -262,7 +262,7 @@ class Worker:
                     return
             except TRANSIENT as error:
                 if session:
-                    self._trips.holdings.lost_sessions.add(session)
+                    self._trips.holdings.session_lost(session)
                 await self._wait_or_raise(error, attempt, postgres)
                 attempt += 1
 

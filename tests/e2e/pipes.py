@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import subprocess
 import sys
@@ -46,6 +47,16 @@ class Line:
             for body in self._frames.split(data):
                 self._messages += protocol.decode_messages(body)
         return self._messages.pop(0)
+
+    def hear_now(self) -> list[protocol.Message]:
+        """Everything that the child has said so far."""
+        while select.select([self._sock], [], [], 0)[0]:
+            data = self._sock.recv(65_536)
+            assert data, "the child has hung up"
+            for body in self._frames.split(data):
+                self._messages += protocol.decode_messages(body)
+        heard, self._messages = self._messages, []
+        return heard
 
     def say(self, *orders: protocol.Order) -> None:
         self._sock.sendall(protocol.frame(orders))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+from collections import Counter
 from itertools import count
+from random import Random
 
-from tests.e2e.observing import Db, row, until_status
+from tests.e2e.observing import Db, lines, row, until_status
 from tests.e2e.office import Office, staffed
 from tests.support.waiting import eventually
 from tests.support.workers import Workplace
@@ -75,19 +78,24 @@ def test_tasks_claimed_ahead_of_a_child_that_is_held_up_run_in_another_worker(
     workplace: Workplace, db: Db
 ) -> None:
     office = _known_as_short(workplace, "--processes=1")
-    gate = office.gate("held-up")
-    handles = office.tasks.maybe_wait.send_many([{"path": str(gate)}, *[{}] * AHEAD]).unwrap()
-    until_status(db, handles[0], "RUNNING")
-    workplace.start("--processes=1")
+    rounds = count()
 
-    for handle in handles[1:]:
-        assert handle.get(30_000).is_ok()
+    def moved() -> int:
+        """Return how many tasks were claimed ahead by the worker, released, and run by another one."""
+        gate = office.gate(f"held-up-{next(rounds)}")
+        handles = office.tasks.maybe_wait.send_many([{"path": str(gate)}, *[{}] * AHEAD]).unwrap()
+        held_up_by = until_status(db, handles[0], "RUNNING")["claimed_by_worker_id"]
+        other = workplace.start("--processes=1")
+        for handle in handles[1:]:
+            assert handle.get(30_000).is_ok()
+        gate.touch()
+        assert handles[0].get(30_000).is_ok()
+        rows = [row(db, handle) for handle in handles[1:]]
+        other.signal(signal.SIGTERM)
+        assert other.wait() == 0
+        return sum(each["claim_seq"] > 1 and each["claimed_by_worker_id"] != held_up_by for each in rows)
 
-    assert not gate.exists()
-    (first, *others) = (row(db, handle)["claimed_by_worker_id"] for handle in handles)
-    assert set(others) - {first}
-    gate.touch()
-    assert handles[0].get(30_000).is_ok()
+    eventually(lambda: moved() > 0, 60, what="a task that was claimed ahead and run by another worker")
 
 
 def test_tasks_of_an_unknown_run_time_are_claimed_one_for_each_process(workplace: Workplace, db: Db) -> None:
@@ -121,3 +129,40 @@ def test_short_tasks_are_claimed_ahead_by_default(workplace: Workplace, db: Db) 
         return found["most"]
 
     eventually(lambda: shared_a_claim() > 2, what="a claim of more tasks than the worker has processes")
+
+
+MIXED = """
+app = Horsies(AppConfig.for_database_url(URL))
+
+@app.task("mixed")
+def mixed(number: int, seconds: float) -> int:
+    with open("begun", "a") as file:
+        file.write(f"{number}\\n")
+    time.sleep(seconds)
+    return number
+"""
+MANY = 3_000
+
+
+def test_every_call_is_run_once_while_calls_are_shared_recalled_cancelled_and_children_replaced(
+    workplace: Workplace, db: Db
+) -> None:
+    random = Random(5)
+    office = staffed(workplace, MIXED, "--processes=2", "--max-tasks-per-child=50")
+    # One in a hundred runs for longer than calls wait behind it.
+    seconds = [0.08 if random.random() < 0.01 else 0.0 for _ in range(MANY)]
+    handles = office.tasks.mixed.send_many(list(enumerate(seconds))).unwrap()
+    cancelled = random.sample(range(MANY), 60)
+    for number in cancelled:
+        handles[number].cancel()
+
+    rows = [row(db, handle) for handle in handles if handle.get(60_000)]
+
+    begun = Counter(map(int, lines(workplace.folder / "begun")))
+    assert max(begun.values()) == 1
+    ended = Counter(each["status"] for each in rows)
+    assert set(ended) == {"COMPLETED", "CANCELLED"}
+    assert ended["CANCELLED"] <= len(cancelled)
+    completed = {number for number, each in enumerate(rows) if each["status"] == "COMPLETED"}
+    assert completed <= set(begun)
+    assert max(each["claim_seq"] for each in rows) > 1, "no call was recalled and released"

@@ -3,8 +3,9 @@
 It is run when all is over, and it accuses on facts alone: a run of which nobody saw the end lasted at least as long as its
 process was seen alive, and a task was final no later than its final row was seen.
 
-One thing is excused, and counted: what a frozen worker had begun goes on when it thaws, until the worker notices that it
-was declared dead meanwhile. Nobody can end the code of a process that stands still, nor stop it at its next instruction.
+Two things are excused. What a frozen worker had begun goes on when it thaws, until the worker notices that it was declared dead
+meanwhile: nobody can end the code of a process that stands still, nor stop it at its next instruction. This is counted. And
+a crash of the server may undo the claim of an idempotent task, whose run then goes on until the worker is connected again.
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ class History:
     strangers: frozenset[str] = frozenset()
     survivors: Sequence[int] = ()
     crashes_expected: bool = True
+    # Tasks whose claims a crash of the server may undo, and when each such crash began and was over.
+    unflushed: frozenset[str] = frozenset()
+    server_crashes: Sequence[tuple[int, int]] = ()
 
 
 def accusations(history: History) -> dict[str, list[str]]:
@@ -174,6 +178,9 @@ class _Facts:
         for number, runs in self.runs.items():
             for first, second in pairwise(runs):
                 freeze, end = self.freeze_of(first), self.end(first)
+                healed = self._undone_until(first, second)
+                if healed is not None and end <= healed + NOTICE_NS:
+                    continue
                 if freeze is None and end > second.began:
                     yield (
                         f"task {number} ran in processes {first.pid} and {second.pid} at once, "
@@ -213,7 +220,10 @@ class _Facts:
         """No task starts more often than its policy allows."""
         for number, runs in self.runs.items():
             policy = self._history.policies.get(runs[0].task)
-            if policy is not None and len(runs) > policy.most_starts:
+            if policy is None:
+                continue
+            undone = sum(self._undone_until(first, second) is not None for first, second in pairwise(runs))
+            if len(runs) - undone > policy.most_starts:
                 yield f"task {number} ({runs[0].task}) started {len(runs)} times, {policy.most_starts} at most are allowed"
 
     def false_crashes(self) -> Iterator[str]:
@@ -257,6 +267,13 @@ class _Facts:
     def end(self, run: Run) -> int:
         """Until when a run lasted at least."""
         return max(run.began, self._history.alive.get(run.pid, run.began)) if run.ended is None else run.ended
+
+    def _undone_until(self, first: Run, second: Run) -> int | None:
+        """The end of the crash of the server that may have undone the claim of a run before the next one began."""
+        if first.task not in self._history.unflushed:
+            return None
+        ends = (over for began, over in self._history.server_crashes if first.began <= began < second.began)
+        return next(ends, None)
 
     def freeze_of(self, run: Run) -> Freeze | None:
         """The freeze that a run was in the middle of."""

@@ -24,9 +24,11 @@ def plan() -> Plan:
 
 
 @pytest.fixture
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
-    """A server of this test's own."""
-    server = OwnServer(tmp_path_factory.mktemp("server"))
+def own_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OwnServer]:
+    """A server of this test's own, with the settings that the test gives as a parameter."""
+    server = OwnServer(tmp_path_factory.mktemp("server"), **getattr(request, "param", {}))
     yield server
     server.remove()
 

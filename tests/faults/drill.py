@@ -22,6 +22,8 @@ from tests.support.waiting import eventually
 Fault = Callable[[Scene], int | None]
 SETTLE_SECONDS = 90.0
 ORPHAN_SECONDS = 2.0
+# Idempotent tasks without a limit.
+UNFLUSHED = frozenset({"busy", "beside"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,8 @@ def _history(scene: Scene, watch: Watch) -> History:
         strangers=frozenset(scene.strangers),
         survivors=sorted(filter(is_alive, ours)),
         crashes_expected=scene.plan.crashes,
+        unflushed=UNFLUSHED | ({"repeatable"} if scene.plan.narrow_cap is None else set[str]()),
+        server_crashes=scene.server_crashes,
     )
 
 

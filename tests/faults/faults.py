@@ -12,6 +12,7 @@ from psycopg import sql
 
 from horsies.db.migrations import LATEST
 from tests.faults.scene import OwnServer, Scene
+from tests.faults.testimony import now
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -73,9 +74,29 @@ def cancel_statements(scene: Scene) -> None:
 
 
 def crash_server(server: OwnServer, scene: Scene) -> None:
+    began = now()
     server.crash()
     scene.pause(scene.random.uniform(0.0, 0.5))
     server.start()
+    scene.server_crashes.append((began, now()))
+
+
+def undo_a_claim(server: OwnServer, scene: Scene) -> None:
+    """Crash the server while the claim of a running task is not on disk, until such a claim was undone."""
+    assert any(_undoes_a_claim(server, scene) for _ in range(10)), "no crash has undone a claim"
+
+
+def _undoes_a_claim(server: OwnServer, scene: Scene) -> bool:
+    just_claimed = """SELECT id, claim_seq FROM horsies_tasks_live
+                       WHERE status = 'RUNNING' AND started_at > now() - interval '50 ms'
+                         AND pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()"""
+    with psycopg.connect(scene.url, autocommit=True) as connection:
+        claims = eventually(
+            lambda: connection.execute(just_claimed).fetchall(), what="a claim that is not on disk"
+        )
+    crash_server(server, scene)
+    rows = dict(scene.execute("SELECT id, claim_seq FROM horsies_tasks"))
+    return any(rows[task_id] < claim_seq for task_id, claim_seq in claims)
 
 
 def lose_wake_ups(scene: Scene) -> None:
@@ -116,8 +137,10 @@ def lock_table(scene: Scene) -> None:
 def kill_backend(scene: Scene) -> None:
     """The server ends all other sessions and recovers when one of its processes is killed."""
     (pid,) = scene.random.choice(scene.execute(f"SELECT pid FROM pg_stat_activity WHERE {OURS}"))
+    began = now()
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: scene.live() >= 0, what="the server having recovered")
+    scene.server_crashes.append((began, now()))
 
 
 def take_all_connections(scene: Scene) -> None:

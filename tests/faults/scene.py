@@ -49,7 +49,7 @@ class Plan:
     workers: int = 2
     processes: int = 2
     lease_ms: int | None = 1_500
-    prefetch: int = 0
+    prefetch: int | None = 0
     narrow_cap: int | None = 3
     task_ms: int = 12
     proxied: bool = False
@@ -152,6 +152,7 @@ class Scene:
         self.known: set[int] = set()
         self.kills = 0
         self.strikes: list[tuple[int, int]] = []  # when each began, and when it had healed
+        self.server_crashes: list[tuple[int, int]] = []
         self._env = env
         self._began = time.monotonic()
         self._proxies: dict[int, Proxy] = {}  # by the worker that has it

@@ -21,6 +21,19 @@ pytestmark = pytest.mark.timeout(180 * SCALE)
 
 CAPPED: dict[str, Any] = {"prefetch": 0, "narrow_cap": 3}
 AHEAD: dict[str, Any] = {"prefetch": 16, "narrow_cap": None}
+# Short tasks are claimed ahead, as their run times say.
+ADAPTIVE: dict[str, Any] = {"prefetch": None, "narrow_cap": None}
+# The log writer sleeps, so that nothing but a commit flushes the log.
+LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "autovacuum": "off"}
+# Claims of idempotent tasks are on disk when something else is: with few and long tasks, many are not when the server crashes.
+UNFLUSHED: dict[str, Any] = {
+    "prefetch": None,
+    "narrow_cap": None,
+    "sends": 60,
+    "seconds": 8.0,
+    "task_ms": 1_500,
+    "mix": ("repeatable", "busy", "beside", "keyed"),
+}
 
 
 class Drill(Protocol):
@@ -28,12 +41,12 @@ class Drill(Protocol):
 
 
 def _strikes(*cases: tuple[Fault, int, dict[str, Any] | None]) -> pytest.MarkDecorator:
-    """Faults, how often each strikes, and on which shape of workers; None for both."""
+    """Faults, how often each strikes, and on which shape of workers; None for the first two."""
     params = [
         pytest.param(fault, times, shape, id=f"{fault.__name__}-{name}")
         for fault, times, only in cases
-        for name, shape in {"capped": CAPPED, "ahead": AHEAD}.items()
-        if only in (None, shape) or SCALE > 1
+        for name, shape in {"capped": CAPPED, "ahead": AHEAD, "adaptive": ADAPTIVE}.items()
+        if only == shape or (only is None and shape != ADAPTIVE) or SCALE > 1
     ]
     return pytest.mark.parametrize(("fault", "times", "shape"), params)
 
@@ -42,6 +55,7 @@ def _strikes(*cases: tuple[Fault, int, dict[str, Any] | None]) -> pytest.MarkDec
     (faults.kill_worker, 2, None),
     (faults.kill_all_processes, 2, AHEAD),
     (faults.kill_child, 12, None),
+    (faults.kill_child, 12, ADAPTIVE),
     (faults.freeze_parent, 1, None),
     (faults.freeze_all_processes, 1, None),
 )
@@ -54,6 +68,7 @@ def test_processes_may_die_or_freeze(
 @_strikes(
     (faults.replace_worker, 2, AHEAD),
     (faults.end_sessions, 6, None),
+    (faults.end_sessions, 6, ADAPTIVE),
     (faults.cancel_statements, 20, CAPPED),
     (faults.lose_wake_ups, 3, AHEAD),
     (faults.hold_back_vacuum, 1, AHEAD),
@@ -111,9 +126,19 @@ def test_a_send_whose_reply_was_lost_is_one_task_when_it_is_repeated(plan: Plan,
     assert verdict.acknowledged == verdict.sent
 
 
-@pytest.mark.parametrize("shape", [AHEAD, CAPPED][: min(SCALE, 2)], ids=["ahead", "capped"][: min(SCALE, 2)])
+@pytest.mark.parametrize(
+    "shape", [ADAPTIVE, AHEAD, CAPPED][:SCALE], ids=["adaptive", "ahead", "capped"][:SCALE]
+)
 def test_the_server_may_crash(shape: dict[str, Any], own_server: OwnServer, plan: Plan, drill: Drill) -> None:
     drill(replace(plan, crashes=False, **shape), partial(faults.crash_server, own_server), 2)
+
+
+@pytest.mark.parametrize("own_server", [LAZY], indirect=True, ids=["a lazy log writer"])
+def test_a_crash_of_the_server_may_undo_claims_that_are_not_flushed(
+    own_server: OwnServer, plan: Plan, drill: Drill
+) -> None:
+    """No stale result is accepted, no result is seen and then gone, and no task is lost."""
+    drill(replace(plan, **UNFLUSHED, crashes=False), partial(faults.undo_a_claim, own_server), 2)
 
 
 @pytest.mark.parametrize("fault", [faults.kill_backend, faults.take_all_connections])

@@ -27,7 +27,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     lease_ms: int | None
-    prefetch: int
+    prefetch: int | None
     narrow_cap: int | None
     task_ms: int
     session_url: str | None = None  # past the pooler, if there is one

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+import msgspec
 import psycopg
 import pytest
 
@@ -133,8 +134,8 @@ class Desk:
     async def release(self, worker_id: UUID) -> None:
         await self.holdings.release(self._connection, worker_id)
 
-    async def start(self) -> bool:
-        return await self.holdings.start_prefetched(self._connection)
+    async def start(self, worker_id: UUID) -> bool:
+        return await self.holdings.start_prefetched(self._connection, worker_id)
 
 
 @pytest.fixture
@@ -343,14 +344,19 @@ def test_tasks_are_released_until_every_lost_session_has_ended(
     async def release_and_lose() -> None:
         under_way = asyncio.create_task(desk.release(hands.worker_id))
         await asyncio.sleep(0)  # the sessions to ask for are chosen, and the answer is not read
-        holdings.lost_sessions.add(lost_later)
+        holdings.session_lost(lost_later)
         await under_way
 
-    before = time.monotonic()
     desk.run(release_and_lose())
-    after = time.monotonic()
 
     assert holdings.lost_sessions == {still_open, lost_later}
+    assert holdings.release_at() == AT_ONCE
+
+    before = time.monotonic()
+    desk.run(desk.release(hands.worker_id))
+    after = time.monotonic()
+
+    assert holdings.lost_sessions == {still_open}
     check_at = holdings.release_at()
     assert check_at is not None
     assert before + LOST_SESSION_SECONDS <= check_at <= after + LOST_SESSION_SECONDS
@@ -384,6 +390,54 @@ def test_what_a_lost_session_claims_during_a_release_is_released_later(
     assert holdings.release_at() is None
 
 
+UNDO = """UPDATE horsies_tasks_live
+             SET status = 'PENDING', claim_seq = claim_seq - 1, claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
+                 worker_pid = NULL
+           WHERE id = ANY (%s::uuid[])"""
+
+
+def undo(db: Db, *tasks: Claimed) -> None:
+    """Undo claims, as a crash of the server does that had not flushed them."""
+    db.execute(UNDO, ([task.id for task in tasks],))
+
+
+def test_after_a_session_is_lost_tasks_whose_claims_are_undone_are_given_up_before_the_next_claim(
+    desk: Desk, holdings: Holdings, db: Db, hands: Hands
+) -> None:
+    running, kept, prefetched = claim(db, hands, 3, pids=[1, 1])
+    desk.pool.submit([running, kept])
+    desk.prefetched.append(prefetched)
+    desk.run(desk.release(hands.worker_id))
+    undo(db, running, prefetched)
+
+    holdings.session_lost(-1)
+    assert holdings.release_at() == AT_ONCE
+    desk.run(desk.release(hands.worker_id))
+
+    assert desk.running == {kept.id}
+    assert not desk.prefetched
+    assert statuses(db, running, kept, prefetched) == ["PENDING", "RUNNING", "PENDING"]
+
+
+def test_an_outcome_under_an_undone_claim_does_not_end_the_task_that_the_same_worker_has_claimed_again(
+    desk: Desk, holdings: Holdings, db: Db, hands: Hands
+) -> None:
+    claimed = claim(db, hands, 3, pids=[1, 1, 1])
+    returned, failed, kept = claimed
+    desk.settler.completed += [Completed(each.id, each.claim_seq, OK) for each in (returned, kept)]
+    desk.settler.failed.append(msgspec.structs.replace(stopped(failed), asked=False))
+    undo(db, returned, failed)
+
+    holdings.session_lost(-1)
+    desk.run(desk.release(hands.worker_id))
+    again = hands.claim(pids=[1, 1])
+
+    assert {(task.id, task.claim_seq) for task in again} == {(task.id, 1) for task in (returned, failed)}
+    assert hands.settle_and_claim(desk.settler.take_completed()).settled == 1
+    assert hands.store(desk.settler.take_failed()) == {}
+    assert statuses(db, *claimed) == ["RUNNING", "RUNNING", "COMPLETED"]
+
+
 # Prefetched tasks
 
 
@@ -396,7 +450,7 @@ def test_prefetched_tasks_that_cannot_be_started_are_dropped_in_time(
     holdings.will_prefetch(20.0)  # a second claim does not start their time again
     desk.prefetched.append(second)
 
-    assert desk.run(desk.start())  # no child has room
+    assert desk.run(desk.start(hands.worker_id))  # no child has room
     assert holdings.release_at() == 10.0 + HOLD_SECONDS
     assert not holdings.drop_stuck(9.0 + HOLD_SECONDS)
     desk.run(desk.release(hands.worker_id))
@@ -416,7 +470,7 @@ def test_prefetched_tasks_are_started_in_order_as_far_as_children_are_free(
     desk.prefetched.extend([first, second, third])
 
     before = time.monotonic()
-    assert desk.run(desk.start())
+    assert desk.run(desk.start(hands.worker_id))
 
     assert desk.running == {first.id, second.id}
     assert list(desk.prefetched) == [third]
@@ -435,7 +489,7 @@ def test_a_task_that_may_expire_is_not_sent_to_a_busy_child(desk: Desk, db: Db, 
     claimed = claim(db, hands, 3, expire=True)
     desk.prefetched.extend(claimed)
 
-    assert desk.run(desk.start())
+    assert desk.run(desk.start(hands.worker_id))
 
     assert statuses(db, *claimed) == ["RUNNING", "RUNNING", "CLAIMED"]
     assert list(desk.prefetched) == claimed[2:]
@@ -449,7 +503,7 @@ def test_a_task_that_cannot_be_started_is_dropped_and_released(
     desk.prefetched.extend([first, second])
     hands.start([first])  # whose reply was lost
 
-    assert not desk.run(desk.start())
+    assert not desk.run(desk.start(hands.worker_id))
 
     assert desk.running == {second.id}
     assert not desk.prefetched
@@ -469,7 +523,7 @@ def test_tasks_that_are_dropped_while_they_start_are_not_run_whatever_is_prefetc
         holdings.drop_prefetched()
         desk.prefetched.append(later)
 
-    assert meanwhile(desk, db, desk.start(), first, replace)
+    assert meanwhile(desk, db, desk.start(hands.worker_id), first, replace)
 
     assert desk.running == set()
     assert list(desk.prefetched) == [later]
@@ -491,7 +545,7 @@ def test_tasks_whose_start_is_not_confirmed_are_dropped_and_leave_their_children
         end(db, desk.session)
 
     with pytest.raises(psycopg.OperationalError):
-        meanwhile(desk, db, desk.start(), claimed[0], cut)
+        meanwhile(desk, db, desk.start(hands.worker_id), claimed[0], cut)
 
     assert free_meanwhile == []
     assert len(desk.pool.free(CHILDREN)) == CHILDREN

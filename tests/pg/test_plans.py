@@ -65,7 +65,7 @@ VALUES: Mapping[str, Any] = {
     "process_name": "hands",
     "left_out": json.dumps({"default": ["new"]}),
     "run_times": json.dumps({"add": 0.001}),
-    "only_claims": "t",
+    "may_stay_unflushed": "t",
     "names": ["new"],
     "result": "1",
     "cancelled": "1",

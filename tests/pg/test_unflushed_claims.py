@@ -10,11 +10,12 @@ import pytest
 
 from horsies.config import PostgresConfig
 from horsies.db.migrations import migrate
-from horsies.db.queries.tasks import Lane, PoolRoom
+from horsies.db.queries.tasks import ConcurrencyCap, Lane, PoolRoom
 from tests.pg.hands import START, Hands
 from tests.support.servers import extra_server
 
 LANES = [Lane(0, "default", False, "", 10, *START)]
+ROOM = PoolRoom(0, 10, 10, [1] * 10)
 INSERT = "INSERT INTO horsies_tasks (task_name, task_options) VALUES ('add', %s) RETURNING id"
 IDEMPOTENT = '{"idempotent":true}'
 HOSTILE = '{"description":"\\"idempotent\\":true"}'
@@ -85,6 +86,45 @@ def test_only_claims_of_idempotent_tasks_alone_are_not_flushed(
             db.execute(INSERT, [each])
 
     assert flushes(lambda: _claim(hands, idle)) is is_flushed
+
+
+def _claim_within_a_cap(hands: Hands) -> None:
+    hands.register(waiting=False)
+    assert hands.settle_and_claim([], LANES, [ROOM], caps=[ConcurrencyCap("default", 10, 0, 0)]).claimed
+
+
+def _claim_within_a_rate(hands: Hands) -> None:
+    lane = Lane(0, "default", False, "add", 10, *START)
+    assert hands.settle_and_claim([], [lane], [ROOM], rates=["add"]).claimed
+
+
+def _claim_by_key(hands: Hands) -> None:
+    assert hands.claim_keys()
+
+
+@pytest.mark.parametrize(
+    ("rate_key", "claim"),
+    [("", _claim_within_a_cap), ("add", _claim_within_a_rate), ("key=a", _claim_by_key)],
+    ids=["cap", "rate", "key"],
+)
+def test_a_claim_within_a_limit_is_flushed(
+    url: str,
+    hands: Hands,
+    flushes: Callable[[Callable[[], object]], bool],
+    rate_key: str,
+    claim: Callable[[Hands], None],
+) -> None:
+    """A crash of the server must not undo what a limit counts while the task goes on."""
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(
+            "INSERT INTO horsies_rates (rate_key, seconds, burst) VALUES ('add', 1, 9) ON CONFLICT DO NOTHING"
+        )
+        db.execute(
+            "INSERT INTO horsies_tasks (task_name, task_options, rate_key) VALUES ('add', %s, %s)",
+            [IDEMPOTENT, rate_key],
+        )
+
+    assert flushes(lambda: claim(hands))
 
 
 def test_the_end_of_an_idempotent_task_is_flushed_although_others_are_claimed_with_it(

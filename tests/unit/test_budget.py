@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from horsies.executor.pool import ChildPool
 
 few = st.integers(0, 20)
+NOW = 100.0
 OWNER = Owner(uuid4(), "host", "worker-1", 10.0)
 ONE_POOL = {False: 0, True: 0}
 TWO_POOLS = {False: 0, True: 1}
@@ -316,21 +317,21 @@ def capacity(
 
 def test_a_worker_that_has_run_nothing_claims_one_task_for_each_idle_child() -> None:
     room = capacity(_Pool(4, load=1), runs=0)
-    assert room.claimable() == [3]
+    assert room.claimable(NOW) == [3]
     assert not room.is_ahead
 
 
 def test_a_worker_of_short_tasks_claims_for_each_child_what_it_runs_in_16_ms() -> None:
     room = capacity(_Pool(4, load=1))
     assert room.depth() in (15, 16)
-    assert room.claimable() == [4 * room.depth() - 1]
+    assert room.claimable(NOW) == [4 * room.depth() - 1]
     assert room.is_ahead
     assert json.loads(room.run_times_json()) == {"add": pytest.approx(0.001, rel=0.05)}
 
 
 def test_room_that_is_only_ahead_is_no_room_for_a_task_that_must_not_wait() -> None:
     room = capacity(_Pool(2, load=2))
-    assert room.claimable()[0] > 0
+    assert room.claimable(NOW)[0] > 0
     assert not room.has_room()
 
 
@@ -338,31 +339,41 @@ def test_without_a_backlog_tasks_are_claimed_for_idle_children_only() -> None:
     pool = _Pool(2, load=2)
     room = capacity(pool)
     room.claims_ahead = False
-    assert room.claimable() == [0]
+    assert room.claimable(NOW) == [0]
     pool.load = 1
-    assert room.claimable() == [1]
+    assert room.claimable(NOW) == [1]
+
+
+def test_claims_that_are_only_ahead_and_find_nothing_take_a_twentieth_of_the_time() -> None:
+    pool = _Pool(2, load=2)
+    room = capacity(pool)
+    room.found_nothing_ahead(0.001, NOW)
+    assert room.claimable(NOW + 0.019) == [0]
+    assert room.claimable(NOW + 0.021)[0] > 0
+    pool.load = 1
+    assert room.claimable(NOW)[0] > 1  # a claim for an idle child costs no more if it is ahead, too
 
 
 def test_a_fixed_prefetch_is_filled_without_a_backlog_and_while_all_children_are_busy() -> None:
     room = capacity(_Pool(1, load=1), prefetch=4, runs=0)
     room.claims_ahead = False
-    assert room.claimable() == [4]
+    assert room.claimable(NOW) == [4]
 
 
 def test_a_fixed_prefetch_claims_nothing_ahead_of_tasks_with_keys_that_wait_for_an_idle_child() -> None:
     pool = _Pool(2, load=2)
     room = capacity(pool, prefetch=4)
     room.serves_keys = True
-    assert room.claimable() == [0]
+    assert room.claimable(NOW) == [0]
     pool.load = 1
-    assert room.claimable() == [1]
+    assert room.claimable(NOW) == [1]
 
 
 @pytest.mark.parametrize(("most", "load", "expected"), [(1, 0, 3), (5, 0, 7), (5, 4, 3), (5, 9, 0)])
 def test_no_more_tasks_wait_in_a_worker_than_max_claim_per_worker(
     most: int, load: int, expected: int
 ) -> None:
-    assert capacity(_Pool(2, load=load), most=most).claimable() == [expected]
+    assert capacity(_Pool(2, load=load), most=most).claimable(NOW) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -375,6 +386,6 @@ def test_nothing_is_claimed_ahead_in_strict_mode_nor_within_a_cap_nor_for_thread
 ) -> None:
     pool = settings.pop("pool", _Pool(2))
     room = capacity(pool, **settings)
-    assert room.claimable() == [pool.shape.slots]
+    assert room.claimable(NOW) == [pool.shape.slots]
     assert not room.is_ahead
     assert room.run_times_json() == ""

@@ -57,7 +57,7 @@ SETTLE_AND_CLAIM_TYPES = {
     "run_times": "text",
     "key_lanes": "text",
     "steps": "integer",
-    "only_claims": "text",
+    "may_stay_unflushed": "text",
 }
 # The statements of a claim that come after others in one message: the SQL that prepares each, and that executes it.
 PREPARED = {
@@ -69,6 +69,8 @@ PREPARED = {
         "settle_and_claim_keyed", SQL["settle_and_claim_keyed"], SETTLE_AND_CLAIM_TYPES
     ),
 }
+# The claim_seq of a claim that the database has lost. No row has it, so an outcome with it is not stored.
+UNDONE = -1
 # A walk over keys takes so many steps at most. A step takes 4 to 10 µs.
 KEY_STEPS = 1_000
 
@@ -392,7 +394,7 @@ def settle_and_claim_values(
 ) -> dict[str, Any]:
     """Return the parameters of the statements; `settles_more` is True if their transaction settles other tasks as well."""
     return request._asdict() | {
-        "only_claims": "f" if completed or settles_more else "t",
+        "may_stay_unflushed": "f" if completed or settles_more or request.caps else "t",
         "completed": outcomes(completed),
         "lanes": as_json(request.lanes),
         "pools": as_json(request.pools),

@@ -137,14 +137,16 @@ task.enqueued_at, task.worker_pid, task.timeout_ms, task.retry_count, task.max_r
 task.good_until IS NOT NULL, task.task_options, task.workflow_id, task.workflow_index, task.earlier_attempts, task.rate_key
 
 -- fragment: unflushed
--- Do not wait for the disk if the transaction does nothing but claim idempotent tasks. Should the server crash and undo such a
--- claim, that equals a crash of the worker, which idempotent tasks allow. The pattern cannot match within a JSON string, where
--- quotes are escaped.
+-- Do not wait for the disk if the transaction does nothing but claim idempotent tasks without a limit. Should the server crash
+-- and undo such a claim, the task may run a second time while its first run goes on, which idempotent tasks allow. A limit would
+-- not count the first run, so claims within one are always flushed. The pattern cannot match within a JSON string, where quotes
+-- are escaped.
 unflushed AS (
     SELECT count(set_config('synchronous_commit', 'off', true)) AS settings
-      FROM (SELECT WHERE CAST(CAST(%(only_claims)s AS text) AS boolean)
+      FROM (SELECT WHERE CAST(CAST(%(may_stay_unflushed)s AS text) AS boolean)
                      AND NOT EXISTS (SELECT FROM claimed
-                                      WHERE task_options IS NULL OR task_options NOT LIKE '%%"idempotent":true%%')) AS relaxed
+                                      WHERE task_options IS NULL OR task_options NOT LIKE '%%"idempotent":true%%'
+                                         OR rate_key <> '')) AS relaxed
 )
 
 -- fragment: claim
