@@ -88,6 +88,9 @@ def insert_and_notify(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
 
 
 def _insert_batch(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
+    if rows[0].on_conflict is not None:
+        answer = yield SQL["debounce"], {"rows": as_json(rows), "on_conflict": rows[0].on_conflict}
+        return [UUID(row[1]) for row in answer]
     if any(row.idempotency_key is not None for row in rows):
         answer = yield SQL["send_keyed"], {"rows": as_json(rows)}
     elif len(rows) == 1:

@@ -37,7 +37,7 @@ SELECT id::text FROM horsies_tasks_live
 -- Parked tasks that nothing will let go on: without an open step, or with called tasks that have all ended or are gone.
 SELECT task.id::text
   FROM horsies_tasks_live AS task
- WHERE task.parked_at IS NOT NULL AND task.status = 'PENDING'
+ WHERE task.parked_at IS NOT NULL AND task.follows IS NULL AND task.status = 'PENDING'
    AND (task.enqueued_at >= '9999-01-01' OR NOT EXISTS (SELECT FROM horsies_steps AS step
                                                          WHERE step.task_id = task.id AND step.ended_at IS NULL))
    AND NOT EXISTS (SELECT FROM horsies_steps AS step

@@ -89,6 +89,7 @@ class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
     timeout_ms: int | None = None
     task_options: str | None = None
     unique_key: str | None = None
+    on_conflict: str | None = None
     tags: tuple[str, ...] | None = None
     rate_key: str = ""
     cost: float | None = None
@@ -555,6 +556,11 @@ class NextDue(NamedTuple):
 
     seconds: float | None
     has_keys: bool
+
+
+async def follow(connection: Connection) -> None:
+    """Let the tasks start that follow others which have ended, if that was missed."""
+    await connection.execute(SQL["follow"])
 
 
 async def next_due(connection: Connection, queues: Sequence[str], rates: Sequence[str]) -> NextDue:

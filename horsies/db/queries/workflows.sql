@@ -413,7 +413,7 @@ UPDATE horsies_workflows SET deadline_at = NULL WHERE deadline_at <= now() AND i
 SELECT extract(epoch FROM greatest(least(at, now() + interval '1 day'), now()) - now())::double precision
   FROM (SELECT least((SELECT min(due_at) FROM horsies_workflow_tasks WHERE due_at IS NOT NULL),
                      (SELECT min(deadline_at) FROM horsies_workflows WHERE deadline_at IS NOT NULL),
-                     (SELECT min(enqueued_at) FROM horsies_tasks_live WHERE parked_at IS NOT NULL)) AS at) AS next
+                     (SELECT min(enqueued_at) FROM horsies_tasks_live WHERE parked_at IS NOT NULL AND follows IS NULL)) AS at) AS next
  WHERE at IS NOT NULL;
 
 -- name: reset
