@@ -10,15 +10,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import psycopg
 import pytest
 
-from horsies import Horsies, SendError
+from horsies import Horsies, PostgresConfig, SendError
+from horsies.db.connection import connect_worker
+from horsies.db.queries import inspect
 from horsies.db.queries.workers import Definition
 from horsies.task import BaseTask
 from tests.pg.hands import Hands
+from tests.support.soundness import ailments
 from tests.support.waiting import eventually
 
 Db = psycopg.Connection[dict[str, Any]]
@@ -108,7 +112,9 @@ def test_a_task_that_is_sent_again_for_an_earlier_time_starts_then(last: Index, 
     assert [task.id for task in hands.claim()] == [first.task_id]
 
 
-def test_another_send_of_a_waiting_task_changes_nothing_with_again(again: Index, hands: Hands, db: Db) -> None:
+def test_another_send_of_a_waiting_task_changes_nothing_with_again(
+    again: Index, hands: Hands, db: Db
+) -> None:
     first = again.with_options(delay=3600).delay(7, "old")
 
     assert again.delay(7, "new").task_id == first.task_id
@@ -208,9 +214,7 @@ def test_the_next_run_starts_however_the_one_before_ends(
     assert [task.id for task in hands.run_next()] == [second.task_id]
 
 
-def test_the_next_run_waits_for_the_retries_of_the_one_before(
-    either: Index, hands: Hands, db: Db
-) -> None:
+def test_the_next_run_waits_for_the_retries_of_the_one_before(either: Index, hands: Hands, db: Db) -> None:
     first = either.delay(7)
     running = hands.run_next()
     second = either.delay(7)
@@ -328,7 +332,9 @@ def test_sql_sends_with_a_unique_key_as_the_definition_says(hands: Hands, db: Db
 
 def test_the_unique_key_of_sql_is_that_of_python(last: Index, db: Db) -> None:
     first = last.delay(7)
-    row = db.execute("""SELECT horsies_send('index', '{"doc": 7}', unique_key => '7')::text AS id""").fetchone()
+    row = db.execute(
+        """SELECT horsies_send('index', '{"doc": 7}', unique_key => '7')::text AS id"""
+    ).fetchone()
     assert row == {"id": first.task_id}
 
 
@@ -419,9 +425,7 @@ def test_stricter_isolation_loses_no_run(
 # Races
 
 
-def test_a_send_beside_a_claim_replaces_the_task_or_follows_it(
-    last: Index, hands: Hands, db: Db
-) -> None:
+def test_a_send_beside_a_claim_replaces_the_task_or_follows_it(last: Index, hands: Hands, db: Db) -> None:
     for number in range(60):
         first = last.delay(number, "old")
         barrier = threading.Barrier(2)
@@ -512,6 +516,42 @@ def test_after_each_send_a_run_begins_and_never_two_at_once(
             stopped.set()
         assert [worker.result() for worker in workers] == [1, 1]
     assert [(doc, at) for doc, at in sent if began[doc] < at] == []
+
+
+# What people see
+
+
+def test_why_names_the_task_that_is_followed(either: Index, hands: Hands, database_url: str) -> None:
+    first = either.delay(7)
+    hands.run_next()
+    second = either.delay(7)
+
+    async def why() -> list[str] | None:
+        async with await connect_worker(PostgresConfig(database_url=database_url), "why") as connection:
+            return await inspect.why(connection, UUID(second.task_id))
+
+    reasons = asyncio.run(why())
+    assert reasons is not None
+    assert reasons[0] == (
+        f"It follows task {first.task_id}, which has the same unique key; it starts when that has ended."
+    )
+
+
+def test_doctor_finds_a_follower_that_nothing_starts(
+    either: Index, hands: Hands, database_url: str, db: Db
+) -> None:
+    either.delay(7)
+    hands.run_next()
+    second = either.delay(7)
+    assert ailments(database_url) == []
+    db.execute(
+        "UPDATE horsies_tasks_live SET parked_at = now() - interval '1 hour' WHERE follows IS NOT NULL"
+    )
+    db.execute("DELETE FROM horsies_tasks_live WHERE status = 'RUNNING'")
+
+    assert [finding.examples for finding in ailments(database_url)] == [[second.task_id]]
+    hands.follow()
+    assert [task.id for task in hands.claim()] == [second.task_id]
 
 
 # Definitions

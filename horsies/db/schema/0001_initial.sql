@@ -1210,7 +1210,7 @@ DECLARE
 BEGIN
     WITH woken AS (
         UPDATE {schema}.horsies_tasks_live AS task SET parked_at = NULL, enqueued_at = now()
-         WHERE task.id = ANY (ids) AND task.parked_at IS NOT NULL AND task.status = 'PENDING'
+         WHERE task.id = ANY (ids) AND task.parked_at IS NOT NULL AND task.follows IS NULL AND task.status = 'PENDING'
         RETURNING task.queue_name
     )
     -- Notify even if no worker sleeps: this transaction may commit long after the workers were looked for.

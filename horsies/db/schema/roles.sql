@@ -67,7 +67,7 @@ GRANT UPDATE (status, claim_seq, claimed_by_worker_id, claimed_at, started_at, w
               worker_process_name, enqueued_at, unknown_since, unknown_until)
    ON horsies_tasks_live TO horsies_worker;
 -- It marks rows that cannot be moved to history.
-GRANT UPDATE (result, error_code, failed_reason, failed_at, unique_key, good_until) ON horsies_tasks_live TO horsies_worker;
+GRANT UPDATE (result, error_code, failed_reason, failed_at, unique_key, follows, good_until) ON horsies_tasks_live TO horsies_worker;
 GRANT SELECT, INSERT ON horsies_attempts TO horsies_worker;
 GRANT SELECT ON horsies_suspensions TO horsies_worker;
 GRANT SELECT, DELETE, INSERT (worker_id, hostname, pid, processes, queues, task_names, lease_expires_at),
@@ -132,7 +132,7 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsie
 -- An operator suspends queues, cancels tasks, sends them through once more, and deletes those that have ended; pauses schedules
 -- and deletes them. To send through what nobody else is about to, it locks the rows, which is an UPDATE right.
 GRANT horsies_viewer TO horsies_operator;
-GRANT UPDATE (earlier_attempts, good_until, parked_at) ON horsies_tasks TO horsies_operator;
+GRANT UPDATE (earlier_attempts, good_until, parked_at, unique_key, follows) ON horsies_tasks TO horsies_operator;
 GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
 GRANT INSERT ON horsies_attempts TO horsies_operator;
 GRANT SELECT, INSERT (queue_name, suspended_by), DELETE ON horsies_suspensions TO horsies_operator;
