@@ -251,6 +251,7 @@ class Expired(NamedTuple):
     task_name: str
     queue_name: str
     workflow_id: str | None
+    rate_key: str = ""
 
 
 class TaskState(NamedTuple):

@@ -769,9 +769,9 @@ WITH late AS (
     UPDATE horsies_tasks AS task
        SET live = false, status = 'EXPIRED', error_code = 'TASK_EXPIRED', result = %(result)s, terminal_at = now()
      WHERE task.live AND task.id = ANY (ARRAY (SELECT id FROM late))
-    RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.awaited
+    RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.rate_key, task.awaited
 )
-SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, id, task_name, queue_name, workflow_id FROM ended;
+SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, id, task_name, queue_name, workflow_id, rate_key FROM ended;
 
 -- fragment: in_lane
 task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.rate_key = lane.rate_key AND task.priority <> 0
