@@ -103,15 +103,20 @@ def test_a_run_of_a_debounced_task_replaces_the_one_that_waits(
 ) -> None:
     app = make_app()
     waiting = define_add(app, unique=lambda x, y=0: str(x), on_conflict="last").send(1, 2).unwrap()
+
+    @app.task("other")
+    def other(x: int) -> int:
+        return x
+
     scheduler = new_scheduler(app)
-    scheduler.sync(every_minute(kwargs={"x": 1, "y": 3}))
+    scheduler.sync(every_minute(kwargs={"x": 1, "y": 3}), every_minute("beside", task_name="other"))
     put_back(db, 10)
 
     scheduler.run_due()
 
-    (task,) = sent(db)
-    assert (str(task["id"]), task["kwargs"]) == (waiting.task_id, '{"x":1,"y":3}')
-    assert str(state(db)["last_task_id"]) == waiting.task_id
+    replaced, beside = sent(db)
+    assert (str(replaced["id"]), replaced["kwargs"]) == (waiting.task_id, '{"x":1,"y":3}')
+    assert (beside["task_name"], beside["unique_key"]) == ("other", None)
 
 
 def test_a_unique_task_that_lives_stands_for_the_run(

@@ -53,9 +53,8 @@ ON CONFLICT DO NOTHING
 RETURNING CAST(id AS text);
 
 -- name: debounce
--- Send tasks with unique keys whose sends may replace or follow one another; return the id of each, and of the task that stands
--- for it.
-SELECT given.value ->> 'id', CAST(horsies_debounce(given.value, %(on_conflict)s) AS text)
+-- Send tasks with unique keys that may replace or follow others, in this order; return the ids of the tasks that stand for them.
+SELECT CAST(horsies_debounce(given.value, given.value ->> 'on_conflict') AS text)
   FROM json_array_elements(CAST(%(rows)s AS json)) AS given (value);
 
 -- name: wake
