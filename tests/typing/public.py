@@ -60,7 +60,7 @@ def debounced(x: int) -> int:
     return x
 
 
-app.task(unique="args", on_conflict="newest")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType,reportCallIssue]
+app.task(unique="args", on_conflict="newest")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
 @app.task("add", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["*"]))
