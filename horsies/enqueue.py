@@ -133,6 +133,8 @@ class TaskDefinition:
             options["idempotent"] = True
         if self.on_failure is not None:
             options["on_failure"] = self.on_failure
+        if self.on_conflict != "first":
+            options["on_conflict"] = self.on_conflict
         return msgspec.json.encode(options).decode() if options else None
 
 

@@ -298,6 +298,19 @@ def test_a_send_that_is_repeated_after_a_lost_reply_does_not_replace_a_newer_one
     assert text_of(db, first.task_id) == "new"
 
 
+def test_a_task_that_was_sent_without_it_is_followed_and_not_changed(
+    make_app: Callable[..., Horsies], hands: Hands, db: Db
+) -> None:
+    first = define_index(make_app(), "first").delay(7, "old")
+
+    second = define_index(make_app(), "last").delay(7, "new")
+
+    assert second.task_id != first.task_id
+    assert text_of(db, first.task_id) == "old"
+    hands.complete(hands.run_next())
+    assert [task.id for task in hands.run_next()] == [second.task_id]
+
+
 # From SQL
 
 
@@ -307,7 +320,18 @@ def test_sql_sends_with_a_unique_key_as_the_definition_says(hands: Hands, db: Db
     def define(on_conflict: str) -> None:
         hands.register(
             waiting=False,
-            definitions=[Definition("index", "default", 100, False, 0, None, None, on_conflict=on_conflict)],
+            definitions=[
+                Definition(
+                    "index",
+                    "default",
+                    100,
+                    False,
+                    0,
+                    None,
+                    f'{{"on_conflict":"{on_conflict}"}}',
+                    on_conflict=on_conflict,
+                )
+            ],
         )
 
     def sent(text: str) -> str:

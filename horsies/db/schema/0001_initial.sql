@@ -1090,7 +1090,9 @@ END $$
 $function$,
 
 -- Find the task of a unique key that has not begun, and lock it; return its id. Given a newer task, it takes its arguments, due
--- time and options, and its retries begin anew. A task that waits for a retry has begun only if it has stored a step.
+-- time and options, and its retries begin anew. A task that waits for a retry has begun only if it has stored a step. Only a task
+-- that was sent with an `on_conflict` is changed: the rights of a sender do not reach other tasks. The pattern cannot match within
+-- a JSON string, where quotes are escaped.
 $function$
 CREATE FUNCTION {schema}.horsies_join(key text, newer json, due timestamptz) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
@@ -1110,6 +1112,7 @@ BEGIN
     ELSIF NOT FOUND THEN
         SELECT task.id, task.enqueued_at, task.queue_name INTO waiting FROM {schema}.horsies_tasks_live AS task
          WHERE task.unique_key = horsies_join.key AND task.status = 'PENDING' AND task.parked_at IS NULL
+           AND task.task_name = newer ->> 'task_name' AND task.task_options LIKE '%"on_conflict":"%'
            AND NOT EXISTS (SELECT FROM {schema}.horsies_steps AS step WHERE step.task_id = task.id)
            FOR NO KEY UPDATE OF task;
     END IF;
