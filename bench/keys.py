@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 from uuid import UUID, uuid4
@@ -12,6 +13,8 @@ from bench.app import noop
 from bench.figures import Figure, at_least
 from bench.harness import Bench
 from bench.keyed_app import keyed_async, keyed_moment, keyed_noop, unkeyed_async, unkeyed_noop
+from bench.peers.environments import Missing
+from bench.steps import dbos
 from horsies.config import PostgresConfig
 from horsies.db.connection import connect_worker
 from horsies.db.queries import tasks, workers
@@ -21,6 +24,10 @@ from horsies.db.queries.workers import Definition
 # A claim is for so many idle children.
 ROOM = 16
 CLAIMS, WARM_UP = 90, 2
+# A session that claims so many tasks a trip, and so many trips.
+MANY, TRIPS = 100, 60
+# DBOS walks all partitions at each poll: so many workflows, for so many seconds.
+DBOS_WORKFLOWS, DBOS_SECONDS = 5_000, 30
 RUN_SECONDS = 0.01
 APP = "bench.keyed_app:keyed"
 _START = (0, "2000-01-01", str(UUID(int=0)))
@@ -30,9 +37,31 @@ SELECT 'keyed_noop', 'key=' || md5(n::text), '{"key":1}', 0
   FROM generate_series(1, %(keys)s) AS n, generate_series(1, %(each)s) AS again
 """
 
+# What others do: number the waiting tasks of each key, and take the first of each that its limit leaves.
+_WINDOW = """
+WITH place AS (
+    SELECT id, rate_key, row_number() OVER (PARTITION BY rate_key ORDER BY priority, enqueued_at, id) AS number
+      FROM horsies_tasks_live WHERE queue_name = 'default' AND status = 'PENDING' AND enqueued_at <= now()
+), running AS (
+    SELECT rate_key, count(*) AS tasks FROM horsies_tasks_live WHERE status = 'RUNNING' GROUP BY rate_key
+), chosen AS (
+    SELECT task.id FROM horsies_tasks_live AS task
+     WHERE task.id = ANY (ARRAY (SELECT place.id FROM place LEFT JOIN running USING (rate_key)
+                                  WHERE place.number <= 1 - coalesce(running.tasks, 0) ORDER BY place.number, place.id LIMIT %(room)s))
+       AND status = 'PENDING' FOR UPDATE SKIP LOCKED
+)
+UPDATE horsies_tasks_live AS task
+   SET status = 'RUNNING', claimed_at = now(), started_at = now(), claim_seq = claim_seq + 1,
+       claimed_by_worker_id = '00000000-0000-0000-0000-000000000001'
+  FROM chosen WHERE task.id = chosen.id RETURNING task.id
+"""
+
 
 def keys(bench: Bench, count: int, sizes: tuple[int, ...], latencies: int) -> Iterator[Figure]:
     yield from _claims(bench, sizes)
+    yield from _sessions(bench)
+    yield from _windows(bench, sizes)
+    yield from _of_dbos(bench)
     yield from _drains(bench, count)
     yield from _beside(
         bench, 2 * count, waiting=max(sizes) // 10
@@ -64,25 +93,73 @@ def _claims(bench: Bench, sizes: tuple[int, ...]) -> Iterator[Figure]:
             yield Figure(what, cost, "ms", cost / first, f"{sizes[0]:,} keys", "0.75–1.25", is_flat)
 
 
-async def _round_trips(url: str, count: int) -> list[float]:
-    """Return the seconds of each of so many round trips."""
+def _sessions(bench: Bench) -> Iterator[Figure]:
+    """What one session settles and claims in a second, with and without keys, of which one task runs at a time."""
+    rates: dict[bool, float] = {}
+    for keyed in (False, True):
+        bench.empty()
+        bench.session.execute("TRUNCATE horsies_key_slots, horsies_keys")
+        bench.session.execute(_FILL, {"keys": 10_000, "each": 1})
+        if not keyed:
+            bench.session.execute("UPDATE horsies_tasks_live SET rate_key = ''")
+        bench.settle_statistics()
+        times = asyncio.run(_round_trips(bench.url, TRIPS + WARM_UP, MANY, keyed=keyed))[WARM_UP:]
+        rates[keyed] = MANY / statistics.median(times)
+    yield Figure(f"one session, {MANY} tasks a trip, without keys", rates[False], "tasks/s")
+    share = rates[True] / rates[False]
+    yield at_least("  of 10,000 keys, limit 1", rates[True], "tasks/s", share, "without keys", 0.4)
+
+
+def _windows(bench: Bench, sizes: tuple[int, ...]) -> Iterator[Figure]:
+    """The same claim by a window over all waiting tasks."""
+    for number in sizes[:4]:
+        bench.empty()
+        bench.session.execute(_FILL, {"keys": number, "each": 1})
+        bench.settle_statistics()
+        times: list[float] = []
+        for _ in range(5):
+            began = time.perf_counter()
+            bench.session.execute(_WINDOW, {"room": ROOM})
+            times.append(time.perf_counter() - began)
+        yield Figure(
+            f"claim {ROOM} of {number:,} keys by a window over all waiting tasks",
+            statistics.median(times) * 1000,
+            "ms",
+        )
+
+
+def _of_dbos(bench: Bench) -> Iterator[Figure]:
+    for partitions in (100, DBOS_WORKFLOWS):
+        try:
+            rate = dbos(bench, "dbos_keys.py", DBOS_WORKFLOWS, partitions, DBOS_SECONDS)
+        except (Missing, subprocess.SubprocessError) as problem:
+            print(f"DBOS could not be measured: {problem}")
+            return
+        yield Figure(
+            f"DBOS 3.4, {DBOS_WORKFLOWS:,} workflows of {partitions:,} partitions, limit 1", rate, "tasks/s"
+        )
+
+
+async def _round_trips(url: str, count: int, room: int = ROOM, *, keyed: bool = True) -> list[float]:
+    """Return the seconds of each of so many round trips, each for so many tasks."""
     definition = Definition("keyed_noop", "default", 100, False, 0, None, None, key_concurrency=1)
     worker_id, after, ended, times = uuid4(), "", list[Completed](), list[float]()
+    place: tuple[int, str, str] = _START
     async with await connect_worker(PostgresConfig(database_url=url), "bench") as connection:
         registration = workers.Registration(worker_id, "bench", 1, ROOM, ["default"], 600)
         await workers.register(connection, registration, [definition])
         for _ in range(count):
             request = ClaimRequest(
-                [Lane(0, "default", False, None, ROOM, *_START)],
-                [PoolRoom(0, ROOM, ROOM, list(range(1, ROOM + 1)))],
+                [Lane(0, "default", False, None if keyed else "", room, *place)],
+                [PoolRoom(0, room, room, list(range(1, room + 1)))],
                 [],
                 [],
-                ROOM,
+                room,
                 NO_LIMIT,
                 worker_id,
                 "bench",
                 "bench",
-                key_lanes=[KeyLane("default", False, ROOM, after)],
+                key_lanes=[KeyLane("default", False, room, after)] if keyed else [],
             )
             began = time.perf_counter()
             answer = await tasks.settle_and_claim(connection, ended, request)
@@ -92,6 +169,9 @@ async def _round_trips(url: str, count: int) -> list[float]:
                 for task in answer.claimed
             ]
             after = answer.claimed[-1].rate_key if answer.claimed else ""
+            if not keyed and answer.claimed:
+                last = answer.claimed[-1]
+                place = (last.priority, str(last.enqueued_at), last.id)
         await tasks.release(connection, worker_id, [])
         await workers.deregister(connection, worker_id)
     return times

@@ -65,13 +65,18 @@ def _drained(bench: Bench, count: int, processes: int) -> tuple[float, float]:
 
 
 def _dbos(bench: Bench, count: int) -> float:
-    """Return the steps per second of DBOS on the same server, in a database of its own."""
+    """Return the steps per second of DBOS."""
+    return dbos(bench, "dbos_steps.py", count, STEPS)
+
+
+def dbos(bench: Bench, script: str, *given: int) -> float:
+    """Return what a script for DBOS prints, on the same server, in a database of its own."""
     python = python_environment("dbos", DBOS, (3, 11))
     bench.session.execute("DROP DATABASE IF EXISTS bench_dbos WITH (FORCE)")
     bench.session.execute("CREATE DATABASE bench_dbos")
     try:
         ran = subprocess.run(
-            [python, ROOT / "bench" / "peers" / "scripts" / "dbos_steps.py", str(count), str(STEPS)],
+            [python, ROOT / "bench" / "peers" / "scripts" / script, *map(str, given)],
             env={**os.environ, "BENCH_DBOS_URL": named(bench.url, "bench_dbos")},
             capture_output=True,
             text=True,

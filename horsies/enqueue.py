@@ -43,6 +43,9 @@ MIN_TIMEOUT_MS, MAX_TIMEOUT_MS = 100, 2**31 - 1
 MAX_DELAY_SECONDS = 36_525 * 86_400
 MAX_KEY_LENGTH = 500
 Unique = Literal["args"] | Callable[..., str] | None
+# What a send does while a live task has its unique key.
+OnConflict = Literal["first", "last", "again"]
+ON_CONFLICT: tuple[OnConflict, ...] = ("first", "last", "again")
 Inserted = Result[list[UUID], TaskSendError]
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 ScheduleDelay = int | timedelta | UnsetType
@@ -81,6 +84,7 @@ class TaskDefinition:
     timeout_ms: int | None = None
     priority: int | None = None
     unique: Unique = None
+    on_conflict: OnConflict = "first"
     idempotent: bool = False
     rate_limit: str | None = None
     on_failure: str | None = None
@@ -129,6 +133,8 @@ class TaskDefinition:
             options["idempotent"] = True
         if self.on_failure is not None:
             options["on_failure"] = self.on_failure
+        if self.on_conflict != "first":
+            options["on_conflict"] = self.on_conflict
         return msgspec.json.encode(options).decode() if options else None
 
 
@@ -353,6 +359,7 @@ def _shared_columns(
         "task_options": task.options_json,
         "tags": tuple(options.tags) if options.tags else None,
         "idempotency_key": options.idempotency_key,
+        "on_conflict": None if task.unique is None or task.on_conflict == "first" else task.on_conflict,
     }
 
 

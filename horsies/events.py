@@ -50,6 +50,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     workflow_id: str | None = None
     workflow_name: str | None = None
     schedule_name: str | None = None
+    key: str | None = None
 
     @property
     def subject(self) -> str:

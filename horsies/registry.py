@@ -16,7 +16,7 @@ from horsies.client import Broker
 from horsies.codec import Signature
 from horsies.config import AppConfig, CustomQueueConfig, QueueMode
 from horsies.durations import Duration, RateLimit, in_milliseconds, in_seconds
-from horsies.enqueue import MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, TaskDefinition, Unique
+from horsies.enqueue import MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, ON_CONFLICT, OnConflict, TaskDefinition, Unique
 from horsies.errors import (
     ConfigurationError,
     ErrorCode,
@@ -160,6 +160,7 @@ class TaskRegistry:
         timeout: Duration | None = None,
         priority: int | None = None,
         unique: Unique = None,
+        on_conflict: OnConflict | None = None,
         on_failure: AnyTask | str | None = None,
         idempotent: bool = False,
         rate_limit: str | None = None,
@@ -183,6 +184,7 @@ class TaskRegistry:
         timeout: Duration | None = None,
         priority: int | None = None,
         unique: Unique = None,
+        on_conflict: OnConflict | None = None,
         on_failure: AnyTask | str | None = None,
         idempotent: bool = False,
         rate_limit: str | None = None,
@@ -214,6 +216,7 @@ class TaskRegistry:
             "timeout": timeout,
             "priority": priority,
             "unique": unique,
+            "on_conflict": on_conflict,
             "on_failure": on_failure.name if isinstance(on_failure, BaseTask) else on_failure,
             "idempotent": idempotent,
             "rate_limit": rate_limit,
@@ -491,6 +494,14 @@ def _problems(
     unique, rate_limit, on_failure = options["unique"], options["rate_limit"], options["on_failure"]
     if unique not in (None, "args") and not callable(unique):
         yield wrong(f"has unique={unique!r}", 'use "args" or a function of the arguments')
+    on_conflict = options["on_conflict"]
+    if on_conflict is not None and on_conflict not in ON_CONFLICT:
+        yield wrong(f"has on_conflict={on_conflict!r}", f"use one of: {', '.join(map(repr, ON_CONFLICT))}")
+    elif on_conflict is not None and unique is None:
+        yield wrong(
+            f"has on_conflict={on_conflict!r} and is not unique",
+            'it is about sends with the same unique key: add unique="args"',
+        )
     if rate_limit is not None and RateLimit.parse(rate_limit) is None:
         yield wrong(f"has rate_limit={rate_limit!r}", 'write starts per period: "10/s", "100/m" or "500/h"')
     if on_failure is not None and not isinstance(on_failure, str):
@@ -572,6 +583,7 @@ def _resolved(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return valid options as a definition has them: one time limit and one retry policy, and no queue."""
     resolved = {name: value for name, value in options.items() if name not in ("queue", "queue_name")}
     timeout, retry_on = resolved.pop("timeout"), resolved.pop("retry_on")
+    resolved["on_conflict"] = resolved["on_conflict"] or "first"
     if timeout is not None:
         resolved["timeout_ms"] = round(in_seconds(timeout) * 1_000)
     elif resolved["timeout_ms"] is not None:

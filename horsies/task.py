@@ -78,7 +78,10 @@ class Sender(Generic[P, T]):
         with observe_send(
             self._broker.middleware, request.task.name, request.queue_name, [row.id for row in rows]
         ) as sent:
-            return [msgspec.structs.replace(row, unique_key=None) for row in add_headers(rows, sent.headers)]
+            return [
+                msgspec.structs.replace(row, unique_key=None, on_conflict=None)
+                for row in add_headers(rows, sent.headers)
+            ]
 
     @property
     def broker(self) -> Broker:

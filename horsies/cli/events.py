@@ -50,6 +50,7 @@ _COLORS = {"completed": "green", "failed": "red", "timeout": "red", "crashed": "
 )
 @click.option("--queue", metavar="QUEUE", help="Only tasks of this queue.")
 @click.option("--name", metavar="NAME", help="Only this task, workflow or schedule.")
+@click.option("--key", metavar="KEY", help="Only tasks of this key.")
 @click.option("--task", type=click.UUID, metavar="TASK_ID", help="Only the task with this id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option(
@@ -63,6 +64,7 @@ def events(
     kinds: tuple[str, ...],
     queue: str | None,
     name: str | None,
+    key: str | None,
     task: UUID | None,
     as_json: bool,
     sink: str | None,
@@ -70,7 +72,7 @@ def events(
     database: Database,
 ) -> None:
     """Print events: queued, processing, completed, failed, retry and so on."""
-    wanted = EventFilter(list(kinds) or None, queue, name, task)
+    wanted = EventFilter(list(kinds) or None, queue, name, task, key)
 
     async def start(connection: Connection) -> datetime:
         now = await stored.horizon(connection)

@@ -73,9 +73,11 @@ def insert_tasks(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
     ids = [row.id for row in rows]
     for first in range(0, len(rows), ROWS_PER_STATEMENT):
         positions = order[first : first + ROWS_PER_STATEMENT]
-        inserted = yield from _insert_batch([rows[position] for position in positions])
-        for position, task_id in zip(positions, inserted, strict=True):
-            ids[position] = task_id
+        for insert, is_debounced in ((_insert_batch, False), (_debounce, True)):
+            chosen = [place for place in positions if (rows[place].on_conflict is not None) is is_debounced]
+            inserted = (yield from insert([rows[place] for place in chosen])) if chosen else []
+            for position, task_id in zip(chosen, inserted, strict=True):
+                ids[position] = task_id
     return ids
 
 
@@ -106,6 +108,12 @@ def _insert_batch(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
         # None: the task that held the unique key has ended since, so the row can be inserted now
         ids += [task_id] if task_id is not None else (yield from _insert_batch([row]))
     return ids
+
+
+def _debounce(rows: Sequence[NewTask]) -> Plan[list[UUID]]:
+    """Insert tasks that replace or follow others of their unique keys; return the ids of the tasks that stand for them."""
+    answer = yield SQL["debounce"], {"rows": as_json(rows)}
+    return [UUID(row[0]) for row in answer]
 
 
 def _existing_task(row: NewTask, conflict: Taken) -> UUID | None:

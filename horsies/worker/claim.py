@@ -39,7 +39,7 @@ REWIND_MIN_SECONDS, REWIND_MAX_SECONDS = 0.05, 1.0
 LOOK_SHARE = 0.05
 LOOK_MIN_SECONDS, LOOK_MAX_SECONDS = 0.005, 1.0
 # A look that has not come around, while there is other work, is followed by a pause of so many times its duration.
-LOOK_ON_PAUSE = 3
+LOOK_ON_PAUSE = 9
 # A worker without tasks that may have keys looks for some at most this often, until it sees one.
 UNEXPECTED_SECONDS = 1.0
 # After a task with a key was seen, the worker expects more for so long.

@@ -19,6 +19,7 @@ import msgspec
 
 from horsies.db.queries.tasks import Claimed, Completed, Expired, Failure
 from horsies.events import WORKER_KINDS, Event, Hook, kind_of_failure
+from horsies.keys import key_of_lane
 from horsies.logs import log_lines
 from horsies.redaction import Redactor
 from horsies.registry import TaskRegistry
@@ -183,6 +184,7 @@ class EventHooks:
                 worker_id=worker_id,
                 will_retry=batch.will_retry,
                 workflow_id=task.workflow_id,
+                key=key_of_lane(task.rate_key),
             )
             for task in batch.tasks
         ]

@@ -139,6 +139,7 @@ class Heartbeat:
                 task.key_concurrency,
                 None if task.per_key is None else task.per_key.seconds,
                 None if task.per_key is None else task.per_key.burst,
+                task.on_conflict,
             )
             for task in (task.definition for task in self._app.tasks.values())
         ]

@@ -382,6 +382,7 @@ class Sleeper:
         if open_sends:
             self.forget_due_time()  # to ask again after a pause
         with hangup_after(connection):
+            await tasks.follow(connection)
             seconds, self.has_keys = await tasks.next_due(connection, queues, rates)
         self._due_at = None if seconds is None else time.monotonic() + max(seconds, 0.001)
         return True

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from horsies import quarantine
 from horsies.db.connection import Connection
-from horsies.db.queries import steps, workflows
+from horsies.db.queries import steps, tasks, workflows
 from horsies.db.queries.tasks import Expired
 from horsies.db.queries.workflows import LateTask
 from horsies.workflow.advance import COMPLETED, FAILED, Kind, NodeEnded, WorkflowStarted
@@ -103,6 +103,7 @@ async def fire_timers(connection: Connection) -> float | None:
 
     Return the seconds until the next timer is due, None without one.
     """
+    await tasks.follow(connection)
     seconds = await workflows.next_timer(connection)
     if seconds is None or seconds > 0:
         return seconds

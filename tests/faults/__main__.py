@@ -3,6 +3,7 @@
 python -m tests.faults                   how fast this machine recovers from what
 python -m tests.faults --kills 100       what so many kills of a worker cost
 python -m tests.faults --sends 1000000   so many sends under fault after fault
+python -m tests.faults --keys 100000    so many tasks with keys, by four workers, under fault after fault
 python -m tests.faults --soak 60         a load under fault after fault, for so many minutes
 
 python -m tests.faults --failover 10     kill the primary of three replicated servers so many times; --sync: with synchronous replication
@@ -33,6 +34,8 @@ def measure(where: Place, given: argparse.Namespace) -> Lines:
         return figures.soak(where, given.soak)
     if given.sends is not None:
         return figures.volume(where, given.sends)
+    if given.keys is not None:
+        return figures.keys(where, given.keys)
     if given.kills is not None:
         return figures.kills(where, given.kills)
     return [
@@ -53,6 +56,7 @@ def main() -> int:
     wish = parser.add_mutually_exclusive_group()
     wish.add_argument("--kills", type=int, metavar="COUNT")
     wish.add_argument("--sends", type=int, metavar="COUNT")
+    wish.add_argument("--keys", type=int, metavar="COUNT")
     wish.add_argument("--soak", type=float, metavar="MINUTES")
     for name in failover.DRILLS:
         wish.add_argument(f"--{name}", type=int, metavar="COUNT")

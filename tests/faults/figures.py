@@ -29,6 +29,8 @@ BULK: Settings = {
     "prefetch": 32,
     "narrow_cap": None,
 }
+# Tasks with keys only, of which few may run at once, by four workers.
+KEYED: Settings = BULK | {"mix": (*("keyed",) * 3, "keyed_beside"), "workers": 4, "prefetch": 0}
 # So that a kill finds tasks at work, and nothing waits in line.
 SLOW: Settings = {"sends": 400, "task_ms": 400, "mix": ("repeatable",), "narrow_cap": None, "workers": 3}
 # Tasks of 20 ms on average, all but one kind of which are run again when they are lost.
@@ -102,19 +104,36 @@ def _resolved(verdict: Verdict) -> str:
 
 
 def volume(place: Place, sends: int) -> Lines:
-    """So many sends under fault after fault, in chapters, each checked by itself."""
-    rate = BULK_LOAD * _pace(place, **BULK)
+    """So many sends under fault after fault."""
+    verdicts = _chapters(place, sends, BULK)
+    acknowledged = sum(verdict.acknowledged for verdict in verdicts)
+    lost = sum(verdict.broken["tasks lost"] for verdict in verdicts)
+    strikes = sum(verdict.strikes for verdict in verdicts)
+    return [("lost", f"{lost} of {acknowledged:,} acknowledged sends, under {strikes} faults")]
+
+
+def keys(place: Place, sends: int) -> Lines:
+    """So many sends of tasks with keys, under fault after fault."""
+    verdicts = _chapters(place, sends, KEYED)
+    exceeded = sum(verdict.broken["limits exceeded"] for verdict in verdicts)
+    ended = sum(verdict.completed + verdict.failed for verdict in verdicts)
+    strikes = sum(verdict.strikes for verdict in verdicts)
+    return [("limits of keys exceeded", f"{exceeded} in {ended:,} tasks, under {strikes} faults")]
+
+
+def _chapters(place: Place, sends: int, settings: Settings) -> list[Verdict]:
+    """Send so much under fault after fault, in chapters, each checked by itself."""
+    rate = BULK_LOAD * _pace(place, **settings)
     verdicts: list[Verdict] = []
     while (left := sends - sum(verdict.acknowledged for verdict in verdicts)) > 0:
         share = min(left, CHAPTER_SENDS)
         seconds = max(share / rate, 5.0)
         times = max(1, int(seconds / FAULT_EVERY_SECONDS))
-        verdicts.append(place.drill(partial(_any_fault, place), times, sends=share, seconds=seconds, **BULK))
+        verdicts.append(
+            place.drill(partial(_any_fault, place), times, sends=share, seconds=seconds, **settings)
+        )
         print(verdicts[-1].figures, flush=True)
-    acknowledged = sum(verdict.acknowledged for verdict in verdicts)
-    lost = sum(verdict.broken["tasks lost"] for verdict in verdicts)
-    strikes = sum(verdict.strikes for verdict in verdicts)
-    return [("lost", f"{lost} of {acknowledged:,} acknowledged sends, under {strikes} faults")]
+    return verdicts
 
 
 def soak(place: Place, minutes: float) -> Lines:

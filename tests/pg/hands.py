@@ -230,6 +230,10 @@ class Hands:
     def next_due(self, *queues: str, rates: Sequence[str] = ()) -> float | None:
         return self._run(tasks.next_due(self._connection, queues or ("default",), rates)).seconds
 
+    def follow(self) -> None:
+        """As a worker does before it sleeps."""
+        self._run(tasks.follow(self._connection))
+
     def register(self, *queues: str, waiting: bool, definitions: Sequence[Definition] = ()) -> None:
         """Say who we are, and whether we sleep until we are notified."""
         registration = Registration(

@@ -240,6 +240,21 @@ def test_what_is_asked_for_is_what_is_shown(
     assert shown(task=handles[2].task_id) == 1
 
 
+def test_an_event_has_the_key_of_its_task(add: Add, hands: Hands, follower: Follower) -> None:
+    add.with_options(key="acme").send(1).unwrap()
+    add.send(2).unwrap()
+    follower.since = LONG_AGO
+    assert [event.key for event in follower.look_at_all()] == ["acme", None]
+
+    (running,) = hands.claim_keys()
+    hands.claim_keys(completed=[running])
+    follower.since = LONG_AGO
+    found = follower.look_at_all(EventFilter(key="acme"))
+    assert [(event.kind, event.key) for event in found] == [
+        ("queued", "acme"), ("processing", "acme"), ("completed", "acme"),
+    ]  # fmt: skip
+
+
 def test_a_sink_never_goes_back(database_url: str) -> None:
     async def moved() -> list[datetime | None]:
         async with await connect(PostgresConfig(database_url=database_url)) as connection:

@@ -193,3 +193,18 @@ def test_what_runs_in_a_test_has_its_key(
 ) -> None:
     serve.send_many([(f"c{number}",) for number in range(5)]).unwrap()
     assert sorted(ran.result.unwrap() for ran in drain(app)) == [f"c{number}" for number in range(5)]
+
+
+def test_an_open_transaction_that_sends_holds_up_nothing_of_its_key(
+    serve: BaseTask[..., Any], hands: Hands, database_url: str
+) -> None:
+    hands.execute("SET lock_timeout = '5s'")
+    hands.execute("SET statement_timeout = '10s'")
+    with psycopg.connect(database_url) as connection:
+        late = serve.with_options(conn=connection).delay("a")
+        first, second = serve.delay("a"), serve.delay("a")
+
+        claimed = hands.claim_keys()
+        assert [task.id for task in claimed] == [first.task_id, second.task_id]
+        connection.commit()
+    assert [task.id for task in hands.claim_keys(completed=claimed)] == [late.task_id]

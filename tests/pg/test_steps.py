@@ -248,6 +248,7 @@ def test_events_say_when_a_task_was_parked(db: Db, ask: Ask) -> None:
         "kinds": ["parked"],
         "queue": None,
         "name": "saga",
+        "key": None,
     }
 
     (event,) = db.execute(statements("events")["events"], values).fetchall()

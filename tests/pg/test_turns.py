@@ -84,6 +84,41 @@ def test_a_run_is_sent_as_its_task_is(make_app: Callable[..., Horsies], new_sche
     assert by_schedule["unique_key"] != by_hand["unique_key"]
 
 
+def test_a_run_has_the_key_and_the_cost_of_its_task(
+    make_app: Callable[..., Horsies], new_scheduler: Any, db: Db
+) -> None:
+    app = make_app()
+    define_add(app, key="x", key_rate="60/m", cost="y")
+    scheduler = new_scheduler(app)
+    scheduler.sync(every_minute(kwargs={"x": 7, "y": 2}))
+    put_back(db, 10)
+
+    scheduler.run_due()
+
+    assert [(task["rate_key"], task["cost"]) for task in sent(db)] == [("key=7", 2.0)]
+
+
+def test_a_run_of_a_debounced_task_replaces_the_one_that_waits(
+    make_app: Callable[..., Horsies], new_scheduler: Any, db: Db
+) -> None:
+    app = make_app()
+    waiting = define_add(app, unique=lambda x, y=0: str(x), on_conflict="last").send(1, 2).unwrap()
+
+    @app.task("other")
+    def other(x: int) -> int:
+        return x
+
+    scheduler = new_scheduler(app)
+    scheduler.sync(every_minute(kwargs={"x": 1, "y": 3}), every_minute("beside", task_name="other"))
+    put_back(db, 10)
+
+    scheduler.run_due()
+
+    replaced, beside = sent(db)
+    assert (str(replaced["id"]), replaced["kwargs"]) == (waiting.task_id, '{"x":1,"y":3}')
+    assert (beside["task_name"], beside["unique_key"]) == ("other", None)
+
+
 def test_a_unique_task_that_lives_stands_for_the_run(
     make_app: Callable[..., Horsies], new_scheduler: Any, db: Db
 ) -> None:

@@ -55,6 +55,14 @@ class Price:
     cents: int
 
 
+@app.task(unique="args", on_conflict="last")
+def debounced(x: int) -> int:
+    return x
+
+
+app.task(unique="args", on_conflict="newest")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+
 @app.task("add", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["*"]))
 def add(x: int, y: int) -> TaskResult[int, TaskError]:
     return TaskResult(ok=x + y)

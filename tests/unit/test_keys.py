@@ -8,7 +8,7 @@ import pytest
 
 from horsies import AppConfig, ErrorCode, Horsies, MultipleValidationErrors, is_err
 from horsies.enqueue import InvalidSend, SendRequest, TaskSendOptions
-from horsies.errors import TaskDefinitionError
+from horsies.errors import HorsiesError, TaskDefinitionError
 from horsies.keys import MAX_KEY_CHARACTERS, key_of_lane, key_text, lane_of_key
 from horsies.task import BaseTask
 
@@ -172,3 +172,13 @@ def test_a_key_and_its_lane() -> None:
     assert key_of_lane(lane_of_key("a")) == "a"
     assert key_text("x" * MAX_KEY_CHARACTERS) == "x" * MAX_KEY_CHARACTERS
     assert key_of_lane(None) is None
+
+
+def test_a_key_on_an_unknown_queue_is_rejected_at_the_definition_or_the_send(app: Horsies) -> None:
+    with pytest.raises(HorsiesError, match="queue"):
+        define(app, key="customer", queue="nowhere")
+
+    sent = define(app, key="customer").with_options(queue_name="nowhere").send("a")
+
+    assert is_err(sent)
+    assert "queue 'nowhere' is not configured" in sent.err_value.message

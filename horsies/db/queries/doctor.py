@@ -100,7 +100,8 @@ INVARIANTS = (
         "stalled_steps",
         "parked task",
         "waiting for something that cannot come",
-        "rows were changed by hand: SELECT horsies_wake(ARRAY['…'::uuid]) lets a task go on, which finds what is missing",
+        "rows were changed by hand: SELECT horsies_wake(ARRAY['…'::uuid]) lets a task go on, which finds what is missing;"
+        " SELECT horsies_follow(NULL) starts those that follow a task which has ended",
     ),
     Check(
         "undated",

@@ -37,13 +37,19 @@ SELECT id::text FROM horsies_tasks_live
 -- Parked tasks that nothing will let go on: without an open step, or with called tasks that have all ended or are gone.
 SELECT task.id::text
   FROM horsies_tasks_live AS task
- WHERE task.parked_at IS NOT NULL AND task.status = 'PENDING'
+ WHERE task.parked_at IS NOT NULL AND task.follows IS NULL AND task.status = 'PENDING'
    AND (task.enqueued_at >= '9999-01-01' OR NOT EXISTS (SELECT FROM horsies_steps AS step
                                                          WHERE step.task_id = task.id AND step.ended_at IS NULL))
    AND NOT EXISTS (SELECT FROM horsies_steps AS step
                     WHERE step.task_id = task.id AND step.ended_at IS NULL
                       AND (step.kind = 'wait'
-                           OR EXISTS (SELECT FROM horsies_tasks_live AS child WHERE child.id = ANY (step.calls))));
+                           OR EXISTS (SELECT FROM horsies_tasks_live AS child WHERE child.id = ANY (step.calls))))
+UNION ALL
+-- Tasks that follow one that has ended.
+SELECT task.id::text
+  FROM horsies_tasks_live AS task
+ WHERE task.follows IS NOT NULL AND task.status = 'PENDING' AND task.parked_at < now() - make_interval(secs => %(grace_seconds)s)
+   AND NOT EXISTS (SELECT FROM horsies_tasks_live AS before WHERE before.unique_key = task.follows);
 
 -- name: undated
 SELECT id::text FROM horsies_tasks_history WHERE terminal_at IS NULL;

@@ -33,6 +33,7 @@ class EventFilter(NamedTuple):
     queue: str | None = None
     name: str | None = None
     task: UUID | None = None
+    key: str | None = None
 
 
 class EventBatch(NamedTuple):

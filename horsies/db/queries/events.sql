@@ -26,11 +26,11 @@ WITH task AS NOT MATERIALIZED (
       FROM horsies_tasks
      WHERE %(task)s::uuid IS NULL OR id = %(task)s
 ), event (kind, at, subject, task_id, task_name, queue_name, attempt, error_code, message, worker_id, will_retry,
-          workflow_id, workflow_name, schedule_name, stored) AS (
+          workflow_id, workflow_name, schedule_name, stored, lane) AS (
     SELECT step.kind, step.at, task.id::text, task.id, task.task_name, task.queue_name,
            CASE step.kind WHEN 'queued' THEN 1 ELSE task.earlier_attempts::integer + task.retry_count + 1 END,
            NULL, NULL, CASE step.kind WHEN 'queued' THEN NULL ELSE task.claimed_by_worker_id END, false,
-           task.workflow_id, NULL, NULL, NULL
+           task.workflow_id, NULL, NULL, NULL, task.rate_key
       FROM task
      CROSS JOIN LATERAL (VALUES ('queued', task.queued_at), ('processing', task.started_at)) AS step (kind, at)
      WHERE task.live AND greatest(task.queued_at, task.started_at) > %(since)s
@@ -42,7 +42,8 @@ WITH task AS NOT MATERIALIZED (
            CASE WHEN step.ends AND task.error_code IS NOT NULL
                 THEN left(task.failed_reason, 20000) END,
            CASE step.kind WHEN 'queued' THEN NULL ELSE task.claimed_by_worker_id END, false, task.workflow_id, NULL, NULL,
-           CASE WHEN step.ends AND task.error_code IS NOT NULL THEN left(task.result, 20000) END
+           CASE WHEN step.ends AND task.error_code IS NOT NULL THEN left(task.result, 20000) END,
+           task.rate_key
       FROM task
      CROSS JOIN LATERAL (VALUES ('queued', task.queued_at, false), ('processing', task.started_at, false),
                                 (CASE WHEN task.status <> 'FAILED' THEN lower(task.status)
@@ -56,23 +57,24 @@ WITH task AS NOT MATERIALIZED (
            CASE WHEN step.ends THEN attempt.error_code END,
            CASE WHEN step.ends THEN left(attempt.error_message, 20000) END,
            CASE step.kind WHEN 'queued' THEN NULL ELSE attempt.worker_id END, step.ends AND attempt.requeued_at IS NULL,
-           task.workflow_id, NULL, NULL, NULL
+           task.workflow_id, NULL, NULL, NULL, task.rate_key
       FROM horsies_attempts AS attempt
      CROSS JOIN LATERAL (VALUES ('processing', attempt.started_at, false), ('queued', attempt.requeued_at, false),
                                 (CASE WHEN attempt.error_code = 'TASK_TIMEOUT' THEN 'timeout'
                                       WHEN attempt.error_code = 'WORKER_CRASHED' THEN 'crashed'
                                       WHEN attempt.requeued_at IS NULL THEN 'retry'
                                       ELSE 'failed' END, attempt.finished_at, true)) AS step (kind, at, ends)
-      LEFT JOIN LATERAL (SELECT task_name, queue_name, workflow_id FROM horsies_tasks AS task
+      LEFT JOIN LATERAL (SELECT task_name, queue_name, workflow_id, rate_key FROM horsies_tasks AS task
                           WHERE task.id = attempt.task_id AND (task.live OR task.terminal_at >= attempt.finished_at)
                           LIMIT 1) AS task ON true
      WHERE (attempt.finished_at > %(since)s OR attempt.requeued_at > %(since)s)
        AND (%(task)s::uuid IS NULL OR attempt.task_id = %(task)s)
     UNION ALL
     SELECT 'parked', step.started_at, step.task_id::text, step.task_id, task.task_name, task.queue_name, step.attempt, NULL,
-           'in step ' || left(step.name, 300), NULL, false, task.workflow_id, NULL, NULL, NULL
+           'in step ' || left(step.name, 300), NULL, false, task.workflow_id, NULL, NULL, NULL,
+           task.rate_key
       FROM horsies_steps AS step
-      LEFT JOIN LATERAL (SELECT task_name, queue_name, workflow_id FROM horsies_tasks AS task
+      LEFT JOIN LATERAL (SELECT task_name, queue_name, workflow_id, rate_key FROM horsies_tasks AS task
                           WHERE task.id = step.task_id AND (task.live OR task.terminal_at >= step.started_at)
                           LIMIT 1) AS task ON true
      WHERE step.started_at > %(since)s AND step.kind IN ('sleep', 'wait', 'call', 'calls')
@@ -80,7 +82,7 @@ WITH task AS NOT MATERIALIZED (
        AND (%(task)s::uuid IS NULL OR step.task_id = %(task)s)
     UNION ALL
     SELECT step.kind, step.at, flow.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, flow.id, flow.name, NULL,
-           step.stored
+           step.stored, NULL
       FROM horsies_workflows AS flow
      CROSS JOIN LATERAL (VALUES ('workflow.started', flow.started_at, NULL), ('workflow.paused', flow.paused_at, NULL),
                                 ('workflow.resumed', flow.resumed_at, NULL),
@@ -93,18 +95,19 @@ WITH task AS NOT MATERIALIZED (
     UNION ALL
     SELECT 'schedule.fired', fired_at, schedule_name, last_task_id, NULL, NULL, NULL, NULL,
            'for ' || to_char(last_run_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), NULL, false, NULL, NULL,
-           schedule_name, NULL
+           schedule_name, NULL, NULL
       FROM horsies_schedule_state
      WHERE fired_at > %(since)s AND (%(task)s::uuid IS NULL OR last_task_id = %(task)s)
 )
 SELECT left(kind, 300) AS kind, at, task_id::text AS task_id, left(task_name, 300) AS task_name,
        left(queue_name, 300) AS queue_name, attempt, left(error_code, 300) AS error_code, message,
        worker_id::text AS worker_id, will_retry, workflow_id::text AS workflow_id, left(workflow_name, 300) AS workflow_name,
-       schedule_name, stored
+       schedule_name, stored, CASE WHEN starts_with(lane, 'key=') THEN left(substr(lane, 5), 300) END AS key
   FROM event
  WHERE at > %(since)s AND at <= %(until)s
    AND (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s))
    AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
+   AND (%(key)s::text IS NULL OR lane = 'key=' || %(key)s)
    AND (%(name)s::text IS NULL OR coalesce(task_name, workflow_name, schedule_name) = %(name)s)
  ORDER BY at, subject, kind;
 

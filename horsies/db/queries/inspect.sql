@@ -104,7 +104,7 @@ SELECT left(error_code, 300) AS error_code, left(task_name, 300) AS task_name, k
        (array_agg(DISTINCT left(task_key, 100)) FILTER (WHERE task_key IS NOT NULL))[1:4] AS keys,
        min(terminal_at) AS first_at, max(terminal_at) AS last_at,
        (array_agg(id::text ORDER BY terminal_at DESC, id DESC))[1] AS last_id
-  FROM (SELECT *, {error_kind} AS kind, CASE WHEN starts_with(rate_key, 'key=') THEN substr(rate_key, 5) ELSE unique_key END AS task_key,
+  FROM (SELECT *, {error_kind} AS kind, CASE WHEN starts_with(rate_key, 'key=') THEN substr(rate_key, 5) ELSE coalesce(unique_key, follows) END AS task_key,
                least(greatest(floor((extract(epoch FROM terminal_at)::double precision
                                      - extract(epoch FROM %(since)s::timestamptz)::double precision) / %(step)s), 0),
                      %(part_count)s - 1)::integer AS part
@@ -114,7 +114,7 @@ SELECT left(error_code, 300) AS error_code, left(task_name, 300) AS task_name, k
 -- name: task
 -- Read one task. Texts are cut to `shown` characters. If an id is both live and in history, the live task counts.
 SELECT {task_columns}, left(failed_reason, %(shown)s) AS failed_reason,
-       good_until, timeout_ms, tags, is_async, crash_count, left(unique_key, 2000) AS unique_key,
+       good_until, timeout_ms, tags, is_async, crash_count, left(coalesce(unique_key, follows), 2000) AS unique_key,
        claimed_by_worker_id::text AS worker_id, claim_seq, cancel_asked_at,
        left(args, %(shown)s) AS args, length(args) AS args_length, left(kwargs, %(shown)s) AS kwargs,
        length(kwargs) AS kwargs_length, left(result, %(shown)s) AS result, length(result) AS result_length
@@ -227,7 +227,8 @@ SELECT task.id::text AS id, left(task.task_name, 300) AS task_name, left(task.st
        extract(epoch FROM task.unknown_until)::double precision - moment.now AS fails_in,
        moment.now - extract(epoch FROM task.cancel_asked_at)::double precision AS asked_to_stop,
        left(step.name, 300) AS parked_in, left(step.kind, 300) AS parked_kind,
-       extract(epoch FROM step.due_at)::double precision - moment.now AS parked_for, step.open_calls
+       extract(epoch FROM step.due_at)::double precision - moment.now AS parked_for, step.open_calls,
+       (SELECT before.id::text FROM horsies_tasks_live AS before WHERE before.unique_key = task.follows) AS follows
   FROM task CROSS JOIN (SELECT extract(epoch FROM now())::double precision AS now) AS moment
   LEFT JOIN LATERAL (
        SELECT task.rate_key AS lane, left(substr(task.rate_key, 5), 300) AS key,

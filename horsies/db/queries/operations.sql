@@ -61,15 +61,15 @@ WITH found AS (
     SELECT * FROM horsies_tasks_history AS task
      WHERE status = 'FAILED' AND workflow_id IS NULL AND {is_selected}
        AND task.terminal_at IS NOT NULL AND task.claim_seq < 2147483647
-       AND NOT EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.unique_key = task.unique_key)
+       AND NOT EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.unique_key = coalesce(task.unique_key, task.follows))
        AND NOT EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.id = task.id)
      ORDER BY task.terminal_at, task.id LIMIT %(batch)s FOR UPDATE SKIP LOCKED
 ), chosen AS (
     SELECT *, substring(left(result, 20000) FROM '^\s*\{\s*"err".*?"message":\s*"((?:[^"\\\u0001-\u001f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)"') AS message,
            substring(right(result, 60000) FROM '.*"traceback":\s*"((?:[^"\\\u0001-\u001f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)"') AS traceback
-      FROM (SELECT *, row_number() OVER (PARTITION BY unique_key ORDER BY terminal_at, id) AS place,
+      FROM (SELECT *, row_number() OVER (PARTITION BY coalesce(unique_key, follows) ORDER BY terminal_at, id) AS place,
                    row_number() OVER (PARTITION BY id ORDER BY terminal_at) AS twin FROM found) AS found
-     WHERE (unique_key IS NULL OR place = 1) AND twin = 1
+     WHERE (coalesce(unique_key, follows) IS NULL OR place = 1) AND twin = 1
 ), kept AS (
     INSERT INTO horsies_attempts (task_id, claim_seq, attempt, outcome, started_at, finished_at, error_code, error_message,
                                   failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name, traceback,
@@ -88,6 +88,7 @@ WITH found AS (
            retry_count = 0, crash_count = 0, enqueued_at = now(), unknown_since = NULL, unknown_until = NULL, next_retry_at = NULL,
            good_until = CASE WHEN task.good_until > now() THEN task.good_until END,
            claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL, parked_at = NULL,
+           unique_key = coalesce(task.unique_key, task.follows), follows = NULL,
            completed_at = NULL, failed_at = NULL, terminal_at = NULL, result = NULL, error_code = NULL, failed_reason = NULL
       FROM chosen
      WHERE NOT task.live AND task.id = chosen.id AND task.terminal_at = chosen.terminal_at AND task.status = 'FAILED'
@@ -110,13 +111,13 @@ WITH found AS (
 ), once AS (
     INSERT INTO horsies_idempotency_keys (idempotency_key, task_id, enqueue_sha)
     SELECT 'undo the cancel of ' || id, horsies_new_id(place), '' FROM found
-     WHERE NOT EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.unique_key = found.unique_key)
+     WHERE NOT EXISTS (SELECT FROM horsies_tasks_live AS twin WHERE twin.unique_key = coalesce(found.unique_key, found.follows))
     ON CONFLICT DO NOTHING RETURNING idempotency_key, task_id
 ), sent AS (
     INSERT INTO horsies_tasks_live (id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms,
                                     max_retries, task_options, unique_key, tags, rate_key, cost)
     SELECT once.task_id, task_name, queue_name, is_async, priority, kwargs, greatest(enqueued_at, now()), good_until, timeout_ms,
-           max_retries, task_options, unique_key, tags, rate_key, cost
+           max_retries, task_options, coalesce(unique_key, follows), tags, rate_key, cost
       FROM once JOIN found ON once.idempotency_key = 'undo the cancel of ' || found.id
     ON CONFLICT DO NOTHING RETURNING id
 )

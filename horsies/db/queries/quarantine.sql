@@ -12,7 +12,7 @@ RETURNING CASE WHEN task.awaited THEN pg_notify('task_done', task.id::text) END;
 -- claims, rescues or expires it, and gives up its unique key.
 UPDATE horsies_tasks_live AS task
    SET status = 'FAILED', error_code = 'POISONED_ROW', result = %(result)s, failed_reason = %(reason)s, failed_at = now(),
-       claimed_by_worker_id = coalesce(task.claimed_by_worker_id, %(worker_id)s), unique_key = NULL, good_until = NULL
+       claimed_by_worker_id = coalesce(task.claimed_by_worker_id, %(worker_id)s), unique_key = NULL, follows = NULL, good_until = NULL
  WHERE task.id = %(id)s AND task.claim_seq = %(claim_seq)s AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
 RETURNING CASE WHEN task.awaited THEN pg_notify('task_done', task.id::text) END;
 

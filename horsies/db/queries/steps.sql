@@ -132,7 +132,7 @@ SELECT id::text, CASE WHEN is_open AND enqueued_at < now() + interval '1 day'
 -- or signalled are skipped, and found the next time.
 WITH due AS MATERIALIZED (
     SELECT id FROM horsies_tasks_live
-     WHERE parked_at IS NOT NULL AND enqueued_at <= now()
+     WHERE parked_at IS NOT NULL AND follows IS NULL AND enqueued_at <= now()
      ORDER BY enqueued_at, id LIMIT 1000 FOR UPDATE SKIP LOCKED
 ), ended AS (
     UPDATE horsies_steps AS step
@@ -159,7 +159,7 @@ SELECT horsies_signal(%(id)s::uuid, %(name)s::text, %(value)s::json);
 -- List the waits for a signal of parked tasks, the longest first, of the `most` parked tasks that go on last: a wait without a
 -- timeout goes on at infinity.
 SELECT step.task_id::text, left(task.task_name, 300) AS task_name, left(step.name, 300) AS name, step.started_at, step.due_at
-  FROM (SELECT id, task_name FROM horsies_tasks_live WHERE parked_at IS NOT NULL
+  FROM (SELECT id, task_name FROM horsies_tasks_live WHERE parked_at IS NOT NULL AND follows IS NULL
          ORDER BY enqueued_at DESC, id DESC LIMIT %(most)s) AS task
   JOIN horsies_steps AS step ON step.task_id = task.id
  WHERE step.kind = 'wait' AND step.ended_at IS NULL

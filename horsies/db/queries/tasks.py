@@ -91,6 +91,7 @@ class NewTask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
     timeout_ms: int | None = None
     task_options: str | None = None
     unique_key: str | None = None
+    on_conflict: str | None = None
     tags: tuple[str, ...] | None = None
     rate_key: str = ""
     cost: float | None = None
@@ -252,6 +253,7 @@ class Expired(NamedTuple):
     task_name: str
     queue_name: str
     workflow_id: str | None
+    rate_key: str = ""
 
 
 class TaskState(NamedTuple):
@@ -557,6 +559,11 @@ class NextDue(NamedTuple):
 
     seconds: float | None
     has_keys: bool
+
+
+async def follow(connection: Connection) -> None:
+    """Let the tasks start that follow others which have ended, if that was missed."""
+    await connection.execute(SQL["follow"])
 
 
 async def next_due(connection: Connection, queues: Sequence[str], rates: Sequence[str]) -> NextDue:

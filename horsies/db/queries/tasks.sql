@@ -52,6 +52,11 @@ WITH given AS (
 ON CONFLICT DO NOTHING
 RETURNING CAST(id AS text);
 
+-- name: debounce
+-- Send tasks with unique keys that may replace or follow others, in this order; return the ids of the tasks that stand for them.
+SELECT CAST(horsies_debounce(given.value, given.value ->> 'on_conflict') AS text)
+  FROM json_array_elements(CAST(%(rows)s AS json)) AS given (value);
+
 -- name: wake
 -- Notify the workers of these queues, whether they wait or not: the caller's transaction may commit long after the insert
 -- checked whether a worker waits.
@@ -765,13 +770,23 @@ WITH late AS (
     UPDATE horsies_tasks AS task
        SET live = false, status = 'EXPIRED', error_code = 'TASK_EXPIRED', result = %(result)s, terminal_at = now()
      WHERE task.live AND task.id = ANY (ARRAY (SELECT id FROM late))
-    RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.awaited
+    RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.rate_key, task.awaited
 )
-SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, id, task_name, queue_name, workflow_id FROM ended;
+SELECT CASE WHEN awaited THEN pg_notify('task_done', id::text) END, id, task_name, queue_name, workflow_id, rate_key FROM ended;
 
 -- fragment: in_lane
 task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.rate_key = lane.rate_key AND task.priority <> 0
 AND task.parked_at IS NULL
+
+-- fragment: is_free_to_follow
+FROM horsies_tasks_live AS task
+WHERE task.follows IS NOT NULL
+  AND NOT EXISTS (SELECT FROM horsies_tasks_live AS before WHERE before.unique_key = task.follows)
+
+-- name: follow
+-- Let the tasks start that follow others which have ended. As a rule there are none: whoever ends a task, and whoever sends a
+-- follower, sees to it. This is for a transaction that had locked the follower and was rolled back.
+SELECT horsies_follow(NULL) FROM (SELECT WHERE EXISTS (SELECT {is_free_to_follow})) AS left_over;
 
 -- name: next_due
 -- Return the seconds until the next delayed task of these queues is due, a task expires, a rate limit or a key allows a task, or
@@ -803,7 +818,10 @@ WITH RECURSIVE lane AS MATERIALIZED (
     UNION ALL
     SELECT min(deadline_at) FROM horsies_workflows WHERE deadline_at IS NOT NULL
     UNION ALL
-    SELECT min(enqueued_at) FROM horsies_tasks_live WHERE parked_at IS NOT NULL
+    SELECT min(enqueued_at) FROM horsies_tasks_live WHERE parked_at IS NOT NULL AND follows IS NULL
+    UNION ALL
+    -- A task that follows one that has ended, and is locked by an open transaction.
+    SELECT now() + interval '1 s' WHERE EXISTS (SELECT {is_free_to_follow})
     UNION ALL
     -- A task that may start now is left to the next claim. If that claim does not get it, another worker has used up the
     -- rate: check again after one second.

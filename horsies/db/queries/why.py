@@ -56,6 +56,7 @@ class WaitingFacts(NamedTuple):
     parked_kind: str | None = None
     parked_for: float | None = None
     open_calls: int | None = None
+    follows: str | None = None
 
 
 def reasons_of(facts: WaitingFacts) -> list[str]:
@@ -113,6 +114,10 @@ def _blocking(facts: WaitingFacts) -> Iterator[str]:
         yield "All queues are paused; `horsies resume` lets workers claim again."
     if facts.queue_suspended:
         yield f"Queue {facts.queue_name} is paused; `horsies resume --queue {facts.queue_name}` lets workers claim from it."
+    if facts.follows is not None:
+        yield (
+            f"It follows task {facts.follows}, which has the same unique key; it starts when that has ended."
+        )
     if facts.paused_workflow is not None:  # its due time is a placeholder while the workflow is paused
         yield f"Its workflow is paused; `horsies workflows resume {facts.paused_workflow}` goes on with it."
     elif facts.unknown_for is not None:

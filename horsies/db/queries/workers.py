@@ -50,6 +50,7 @@ class Definition(msgspec.Struct, frozen=True):
     key_concurrency: int | None = None
     key_seconds: float | None = None
     key_burst: int | None = None
+    on_conflict: str = "first"
 
 
 class Registered(NamedTuple):

@@ -5,7 +5,7 @@ VALUES (%(worker_id)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s, %(task_
 
 -- fragment: definition_columns
 queue_name, priority, is_async, max_retries, timeout_ms, task_options, rate_key, key_source, key_concurrency,
-key_seconds, key_burst
+key_seconds, key_burst, on_conflict
 
 -- name: upsert_definitions
 -- Insert or update the definitions of this worker's tasks. A definition that has not changed is not written.
@@ -14,18 +14,21 @@ SELECT task_name, {definition_columns}
   FROM json_to_recordset(%(rows)s::json) AS given (
        task_name text, queue_name text, priority smallint, is_async boolean, max_retries smallint,
        timeout_ms integer, task_options text, rate_key text, key_source text, key_concurrency integer,
-       key_seconds double precision, key_burst integer)
+       key_seconds double precision, key_burst integer, on_conflict text)
  ORDER BY task_name
 ON CONFLICT (task_name) DO UPDATE
    SET queue_name = excluded.queue_name, priority = excluded.priority, is_async = excluded.is_async,
        max_retries = excluded.max_retries, timeout_ms = excluded.timeout_ms, task_options = excluded.task_options,
        rate_key = excluded.rate_key, key_source = excluded.key_source, key_concurrency = excluded.key_concurrency,
-       key_seconds = excluded.key_seconds, key_burst = excluded.key_burst, updated_at = now()
+       key_seconds = excluded.key_seconds, key_burst = excluded.key_burst,
+       on_conflict = excluded.on_conflict, updated_at = now()
  WHERE (known.queue_name, known.priority, known.is_async, known.max_retries, known.timeout_ms, known.task_options,
-        known.rate_key, known.key_source, known.key_concurrency, known.key_seconds, known.key_burst)
+        known.rate_key, known.key_source, known.key_concurrency, known.key_seconds, known.key_burst,
+        known.on_conflict)
        IS DISTINCT FROM (excluded.queue_name, excluded.priority, excluded.is_async, excluded.max_retries,
                          excluded.timeout_ms, excluded.task_options, excluded.rate_key, excluded.key_source,
-                         excluded.key_concurrency, excluded.key_seconds, excluded.key_burst);
+                         excluded.key_concurrency, excluded.key_seconds, excluded.key_burst,
+                         excluded.on_conflict);
 
 -- name: upsert_rates
 -- Insert or update the rate limits of these tasks. A limit that a task no longer has is set to 0 and not deleted, because

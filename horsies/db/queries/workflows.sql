@@ -413,7 +413,7 @@ UPDATE horsies_workflows SET deadline_at = NULL WHERE deadline_at <= now() AND i
 SELECT extract(epoch FROM greatest(least(at, now() + interval '1 day'), now()) - now())::double precision
   FROM (SELECT least((SELECT min(due_at) FROM horsies_workflow_tasks WHERE due_at IS NOT NULL),
                      (SELECT min(deadline_at) FROM horsies_workflows WHERE deadline_at IS NOT NULL),
-                     (SELECT min(enqueued_at) FROM horsies_tasks_live WHERE parked_at IS NOT NULL)) AS at) AS next
+                     (SELECT min(enqueued_at) FROM horsies_tasks_live WHERE parked_at IS NOT NULL AND follows IS NULL)) AS at) AS next
  WHERE at IS NOT NULL;
 
 -- name: reset
@@ -530,10 +530,10 @@ WITH ended AS (
        SET live = false, status = 'EXPIRED', error_code = 'TASK_EXPIRED', result = %(result)s, terminal_at = now()
      WHERE task.live AND task.id = ANY (%(ids)s::uuid[]) AND task.good_until <= now()
        AND (task.status = 'PENDING' OR (task.status = 'CLAIMED' AND task.claimed_by_worker_id = %(worker_id)s))
-    RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.workflow_index, task.awaited
+    RETURNING task.id, task.task_name, task.queue_name, task.workflow_id, task.workflow_index, task.rate_key, task.awaited
 )
 SELECT CASE WHEN awaited THEN pg_notify('task_done', ended.id::text) END, node.task_index, ended.id::text, ended.task_name,
-       ended.queue_name, ended.workflow_id::text
+       ended.queue_name, ended.workflow_id::text, ended.rate_key
   FROM ended
   LEFT JOIN horsies_workflow_tasks AS node
     ON node.workflow_id = ended.workflow_id AND node.task_index = ended.workflow_index AND node.task_id = ended.id;

@@ -82,7 +82,9 @@ CREATE TABLE horsies_tasks (
     parked_at            timestamptz,
     -- The task that has called this one and waits for it, and the step in which it did.
     parent_id            uuid,
-    parent_step          text
+    parent_step          text,
+    -- The unique key of the task that this one follows: it is parked until no live task has that key, and then takes the key.
+    follows              text
 ) PARTITION BY LIST (live);
 
 -- No index or predicate on the live partition names a column that a claim changes. So a claim is a HOT update, which writes
@@ -97,8 +99,10 @@ CREATE TABLE horsies_tasks_live PARTITION OF horsies_tasks (
 CREATE INDEX horsies_tasks_live_expiry ON horsies_tasks_live (good_until) WHERE good_until IS NOT NULL;
 CREATE UNIQUE INDEX horsies_tasks_live_unique ON horsies_tasks_live (unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX horsies_tasks_live_unknown ON horsies_tasks_live (task_name) WHERE unknown_since IS NOT NULL;
--- The parked tasks by the time at which they go on.
-CREATE INDEX horsies_tasks_live_parked ON horsies_tasks_live (enqueued_at, id) WHERE parked_at IS NOT NULL;
+-- At most one task follows that of a unique key.
+CREATE UNIQUE INDEX horsies_tasks_live_follows ON horsies_tasks_live (follows) WHERE follows IS NOT NULL;
+-- The tasks that are parked in a step, by the time at which they go on.
+CREATE INDEX horsies_tasks_live_parked ON horsies_tasks_live (enqueued_at, id) WHERE parked_at IS NOT NULL AND follows IS NULL;
 -- The failed tasks that could not be moved to history. As a rule there are none, and a list of failures need not read the table.
 CREATE INDEX horsies_tasks_live_failed ON horsies_tasks_live (failed_at, id) WHERE failed_at IS NOT NULL;
 
@@ -254,7 +258,9 @@ CREATE TABLE horsies_task_definitions (
     key_concurrency integer,
     -- The rate limit of each key: see horsies_rates.
     key_seconds     double precision,
-    key_burst       integer
+    key_burst       integer,
+    -- What a send does whose unique key a live task has: see horsies_debounce.
+    on_conflict     text        NOT NULL DEFAULT 'first'
 );
 
 -- A key outlives its task, so that the same request sent again finds it.
@@ -936,7 +942,7 @@ $function$
 CREATE FUNCTION {schema}.horsies_send(
     task_name text, kwargs jsonb DEFAULT '{}', queue_name text DEFAULT NULL, priority integer DEFAULT NULL,
     delay_seconds double precision DEFAULT 0, good_until timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL,
-    key text DEFAULT NULL
+    key text DEFAULT NULL, unique_key text DEFAULT NULL
 ) RETURNS uuid LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -967,6 +973,11 @@ BEGIN
                          ELSE format('Pass %s in kwargs, as a text of 1 to 200 characters or a whole number, or pass key => ''…''.',
                                      quote_literal(known.key_source)) END;
     END IF;
+    IF length(horsies_send.unique_key) NOT BETWEEN 1 AND 500
+       OR horsies_send.unique_key IS NOT NULL AND horsies_send.idempotency_key IS NOT NULL THEN
+        RAISE EXCEPTION 'horsies_send: a unique_key has 1 to 500 characters, and stands without an idempotency_key'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF horsies_send.idempotency_key IS NOT NULL THEN
         INSERT INTO {schema}.horsies_idempotency_keys (idempotency_key, task_id, enqueue_sha)
         VALUES (horsies_send.idempotency_key, wanted_id, sha)
@@ -981,6 +992,18 @@ BEGIN
             RETURN taken.task_id;
         END IF;
     END IF;
+    IF horsies_send.unique_key IS NOT NULL THEN
+        wanted_id := {schema}.horsies_debounce(json_build_object(
+            'id', wanted_id, 'task_name', horsies_send.task_name,
+            'queue_name', coalesce(horsies_send.queue_name, known.queue_name, 'default'),
+            'priority', coalesce(horsies_send.priority, known.priority, 100), 'is_async', coalesce(known.is_async, false),
+            'max_retries', coalesce(known.max_retries, 0), 'timeout_ms', known.timeout_ms,
+            'task_options', known.task_options, 'rate_key', lane, 'kwargs', horsies_send.kwargs::text,
+            'delay_seconds', horsies_send.delay_seconds, 'good_until', horsies_send.good_until,
+            'unique_key', horsies_send.task_name || ':' || horsies_send.unique_key), coalesce(known.on_conflict, 'first'));
+        PERFORM pg_notify({schema}.horsies_queue_channel(coalesce(horsies_send.queue_name, known.queue_name, 'default')), '');
+        RETURN wanted_id;
+    END IF;
     INSERT INTO {schema}.horsies_tasks (id, task_name, queue_name, priority, is_async, max_retries, timeout_ms,
                                         task_options, rate_key, kwargs, enqueued_at, good_until)
     VALUES (wanted_id, horsies_send.task_name,
@@ -994,6 +1017,193 @@ BEGIN
 END $$
 $function$,
 
+-- Send a task with a unique key; return its id, or that of the task that stands for it. If no live task has the key, the task
+-- is stored. Otherwise, `on_conflict` decides:
+--
+-- - first: the task that has the key stands for this one.
+-- - again: so does a task of the key that has not begun. If it has begun, this task follows it, and starts when it has ended.
+-- - last: the same, and a task that has not begun takes the arguments, the due time and the options of this one.
+--
+-- The unique indexes decide, on `unique_key` and on `follows`, not a look beforehand. The lock on a task that stands for this one
+-- keeps it from starting until the transaction ends, so that it sees what the transaction has written. A task that runs is never
+-- locked for longer than a moment: the block rolls a lock back that came too late, after a worker had claimed the task. With ON
+-- CONFLICT DO UPDATE, an open transaction would keep a task that runs from being settled.
+$function$
+CREATE FUNCTION {schema}.horsies_debounce(task json, on_conflict text) RETURNS uuid
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    given record;
+    due timestamptz;
+    stored uuid;
+BEGIN
+    SELECT * INTO STRICT given FROM json_to_record(task) AS row (
+        id uuid, task_name text, queue_name text, is_async boolean, priority smallint, kwargs text, eta timestamptz,
+        delay_seconds double precision, good_until timestamptz, timeout_ms integer, max_retries smallint, task_options text,
+        unique_key text, tags text[], rate_key text, cost real);
+    due := coalesce(given.eta, now() + make_interval(secs => coalesce(given.delay_seconds, 0)));
+    FOR tries IN 1 .. 1000 LOOP
+        INSERT INTO {schema}.horsies_tasks_live (
+               id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms, max_retries,
+               task_options, unique_key, tags, rate_key, cost)
+        SELECT given.id, given.task_name, given.queue_name, given.is_async, given.priority, given.kwargs, due, given.good_until,
+               given.timeout_ms, given.max_retries, given.task_options, given.unique_key, given.tags,
+               coalesce(given.rate_key, ''), given.cost
+         WHERE horsies_debounce.on_conflict = 'first'
+            OR NOT EXISTS (SELECT FROM {schema}.horsies_tasks_live WHERE follows = given.unique_key)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN given.id;
+        END IF;
+        -- A send that is repeated because its reply was lost.
+        SELECT id INTO stored FROM {schema}.horsies_tasks_live WHERE id = given.id;
+        IF NOT FOUND AND horsies_debounce.on_conflict = 'first' THEN
+            SELECT id INTO stored FROM {schema}.horsies_tasks_live WHERE unique_key = given.unique_key;
+        END IF;
+        IF FOUND THEN
+            RETURN stored;
+        END IF;
+        CONTINUE WHEN horsies_debounce.on_conflict = 'first';
+        BEGIN
+            stored := {schema}.horsies_join(given.unique_key, CASE WHEN horsies_debounce.on_conflict = 'last' THEN task END, due);
+            IF stored IS NOT NULL THEN
+                RETURN stored;
+            END IF;
+            RAISE SQLSTATE 'HR001';
+        EXCEPTION WHEN SQLSTATE 'HR001' OR serialization_failure THEN
+            -- There is none that has not begun, or a worker was faster: with the block, its locks are undone.
+        END;
+        INSERT INTO {schema}.horsies_tasks_live (
+               id, task_name, queue_name, is_async, priority, kwargs, enqueued_at, good_until, timeout_ms, max_retries,
+               task_options, follows, parked_at, tags, rate_key, cost)
+        SELECT given.id, given.task_name, given.queue_name, given.is_async, given.priority, given.kwargs, due, given.good_until,
+               given.timeout_ms, given.max_retries, given.task_options, given.unique_key, now(), given.tags,
+               coalesce(given.rate_key, ''), given.cost
+         WHERE EXISTS (SELECT FROM {schema}.horsies_tasks_live WHERE unique_key = given.unique_key)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN given.id;
+        END IF;
+    END LOOP;
+    RAISE serialization_failure USING MESSAGE = format('other sends of %s were faster all the time', given.unique_key);
+END $$
+$function$,
+
+-- Find the task of a unique key that has not begun, and lock it; return its id. Given a newer task, it takes its arguments, due
+-- time and options, and its retries begin anew. A task that waits for a retry has begun only if it has stored a step. Only a task
+-- that was sent with an `on_conflict` is changed: the rights of a sender do not reach other tasks. The pattern cannot match within
+-- a JSON string, where quotes are escaped.
+$function$
+CREATE FUNCTION {schema}.horsies_join(key text, newer json, due timestamptz) RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    waiting record;
+BEGIN
+    -- The update makes the trigger horsies_tasks_follow fire at the commit.
+    UPDATE {schema}.horsies_tasks_live AS task SET kwargs = task.kwargs
+     WHERE task.follows = horsies_join.key AND task.status = 'PENDING'
+    RETURNING task.id, task.enqueued_at, task.queue_name INTO waiting;
+    IF NOT FOUND AND newer IS NULL THEN
+        SELECT task.id, task.enqueued_at, task.queue_name INTO waiting FROM {schema}.horsies_tasks_live AS task
+         WHERE task.unique_key = horsies_join.key AND task.status = 'PENDING' AND task.parked_at IS NULL
+           AND NOT EXISTS (SELECT FROM {schema}.horsies_steps AS step WHERE step.task_id = task.id)
+           FOR KEY SHARE OF task;
+    ELSIF NOT FOUND THEN
+        SELECT task.id, task.enqueued_at, task.queue_name INTO waiting FROM {schema}.horsies_tasks_live AS task
+         WHERE task.unique_key = horsies_join.key AND task.status = 'PENDING' AND task.parked_at IS NULL
+           AND task.task_name = newer ->> 'task_name' AND task.task_options LIKE '%"on_conflict":"%'
+           AND NOT EXISTS (SELECT FROM {schema}.horsies_steps AS step WHERE step.task_id = task.id)
+           FOR NO KEY UPDATE OF task;
+    END IF;
+    IF waiting.id IS NULL OR newer IS NULL THEN
+        RETURN waiting.id;
+    END IF;
+    UPDATE {schema}.horsies_tasks_live AS task
+       SET task_name = given.task_name, queue_name = given.queue_name, is_async = given.is_async, priority = given.priority,
+           args = NULL, kwargs = given.kwargs, enqueued_at = due, good_until = given.good_until, timeout_ms = given.timeout_ms,
+           max_retries = given.max_retries, task_options = given.task_options, tags = given.tags,
+           rate_key = coalesce(given.rate_key, ''), cost = given.cost, next_retry_at = NULL, crash_count = 0,
+           earlier_attempts = least(task.earlier_attempts::integer + task.retry_count, 32767), retry_count = 0,
+           unknown_since = NULL, unknown_until = NULL
+      FROM json_to_record(newer) AS given (
+           task_name text, queue_name text, is_async boolean, priority smallint, kwargs text, good_until timestamptz,
+           timeout_ms integer, max_retries smallint, task_options text, tags text[], rate_key text, cost real)
+     WHERE task.id = waiting.id;
+    IF due < waiting.enqueued_at OR waiting.queue_name <> newer ->> 'queue_name' THEN
+        PERFORM pg_notify({schema}.horsies_queue_channel(newer ->> 'queue_name'), '');
+    END IF;
+    RETURN waiting.id;
+END $$
+$function$,
+
+-- Let the task start that follows the one of this key, or every such task, if no live task has the key any more; return how
+-- many. A locked one is skipped: the sender that has locked it calls this function when it commits.
+$function$
+CREATE FUNCTION {schema}.horsies_follow(key text) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off SET lock_timeout = '100ms' AS $$
+DECLARE
+    ended_key text;
+    queue text;
+    started integer := 0;
+BEGIN
+    FOREACH ended_key IN ARRAY CASE WHEN key IS NOT NULL THEN ARRAY[key] ELSE ARRAY (
+        SELECT task.follows FROM {schema}.horsies_tasks_live AS task
+         WHERE task.follows IS NOT NULL
+           AND NOT EXISTS (SELECT FROM {schema}.horsies_tasks_live AS before WHERE before.unique_key = task.follows)
+         LIMIT 1000) END
+    LOOP
+        BEGIN
+            UPDATE {schema}.horsies_tasks_live SET unique_key = follows, follows = NULL, parked_at = NULL
+             WHERE id = (SELECT task.id FROM {schema}.horsies_tasks_live AS task
+                          WHERE task.follows = ended_key AND task.status = 'PENDING'
+                            AND NOT EXISTS (SELECT FROM {schema}.horsies_tasks_live AS before
+                                             WHERE before.unique_key = ended_key)
+                            FOR UPDATE OF task SKIP LOCKED)
+            RETURNING queue_name INTO queue;
+            IF FOUND THEN
+                PERFORM pg_notify({schema}.horsies_queue_channel(queue), '');
+                started := started + 1;
+            END IF;
+        EXCEPTION WHEN unique_violation OR lock_not_available THEN
+            -- Another task has taken the key, or is about to: this one follows that one.
+        END;
+    END LOOP;
+    RETURN started;
+END $$
+$function$,
+
+-- A task with a unique key has ended: let the one start that follows it.
+$function$
+CREATE FUNCTION {schema}.horsies_unique_ended() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.horsies_tasks_live WHERE follows = NEW.unique_key) THEN
+        PERFORM {schema}.horsies_follow(NEW.unique_key);
+    END IF;
+    RETURN NULL;
+END $$
+$function$,
+
+-- A transaction that has stored or changed a task that follows another one commits. Either the lock comes first, and whoever
+-- ends the other task waits for this commit and then finds the follower, or the other task has ended, and the follower starts.
+$function$
+CREATE FUNCTION {schema}.horsies_follower_sent() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+BEGIN
+    BEGIN
+        PERFORM FROM {schema}.horsies_tasks_live WHERE unique_key = NEW.follows FOR KEY SHARE;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+    EXCEPTION WHEN serialization_failure THEN
+        -- It has just ended.
+    END;
+    PERFORM {schema}.horsies_follow(NEW.follows);
+    RETURN NULL;
+END $$
+$function$,
+
 -- Let parked tasks go on: workers may claim them at once.
 $function$
 CREATE FUNCTION {schema}.horsies_wake(ids uuid[]) RETURNS void
@@ -1003,7 +1213,7 @@ DECLARE
 BEGIN
     WITH woken AS (
         UPDATE {schema}.horsies_tasks_live AS task SET parked_at = NULL, enqueued_at = now()
-         WHERE task.id = ANY (ids) AND task.parked_at IS NOT NULL AND task.status = 'PENDING'
+         WHERE task.id = ANY (ids) AND task.parked_at IS NOT NULL AND task.follows IS NULL AND task.status = 'PENDING'
         RETURNING task.queue_name
     )
     -- Notify even if no worker sleeps: this transaction may commit long after the workers were looked for.
@@ -1385,6 +1595,13 @@ CREATE TRIGGER horsies_tasks_final BEFORE UPDATE ON horsies_tasks_history FOR EA
 CREATE TRIGGER horsies_tasks_called AFTER INSERT ON horsies_tasks_history FOR EACH ROW
     WHEN (NEW.parent_id IS NOT NULL)
     EXECUTE FUNCTION horsies_call_ended();
+CREATE TRIGGER horsies_tasks_unique AFTER INSERT ON horsies_tasks_history FOR EACH ROW
+    WHEN (NEW.unique_key IS NOT NULL)
+    EXECUTE FUNCTION horsies_unique_ended();
+CREATE CONSTRAINT TRIGGER horsies_tasks_follow AFTER INSERT OR UPDATE OF kwargs ON horsies_tasks_live
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+    WHEN (NEW.follows IS NOT NULL)
+    EXECUTE FUNCTION horsies_follower_sent();
 CREATE TRIGGER horsies_workflows_paused BEFORE UPDATE OF status ON horsies_workflows FOR EACH ROW
     WHEN (NEW.status <> OLD.status AND (NEW.status = 'PAUSED' OR OLD.status = 'PAUSED'))
     EXECUTE FUNCTION horsies_note_pause();
@@ -1399,7 +1616,8 @@ CREATE TRIGGER horsies_schedule_state_fired BEFORE UPDATE OF run_count ON horsie
 REVOKE EXECUTE ON FUNCTION
     horsies_prepare_history, horsies_drop_history, horsies_delete_history, horsies_forget, horsies_summarize_history,
     horsies_refresh_statistics, horsies_workflow_fault, horsies_store_workflow, horsies_start_workflow,
-    horsies_store_sub_workflow, horsies_signal, horsies_call_ended, horsies_wake
+    horsies_store_sub_workflow, horsies_signal, horsies_call_ended, horsies_wake, horsies_debounce, horsies_join,
+    horsies_follow, horsies_unique_ended, horsies_follower_sent
     FROM PUBLIC;
 
 -- The first partitions of history -------------------------------------------------------------------------------------

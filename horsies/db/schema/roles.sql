@@ -33,7 +33,8 @@ REVOKE ALL ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsies_
 REVOKE ALL ON FUNCTION horsies_send, horsies_lane, horsies_queue_channel, horsies_start_workflow, horsies_store_workflow,
                        horsies_store_sub_workflow, horsies_workflow_fault, horsies_prepare_history, horsies_drop_history,
                        horsies_delete_history, horsies_forget, horsies_refresh_statistics, horsies_summarize_history,
-                       horsies_signal, horsies_wake, horsies_call_ended
+                       horsies_signal, horsies_wake, horsies_call_ended, horsies_debounce, horsies_join, horsies_follow,
+                       horsies_unique_ended, horsies_follower_sent
   FROM horsies_producer, horsies_worker, horsies_scheduler, horsies_viewer, horsies_operator;
 
 -- A producer stores new tasks, as new ones only and as none of a workflow, and reads what became of them. Whoever waits
@@ -48,7 +49,7 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_task_attempts, horsie
                 horsies_schema_version
    TO horsies_producer;
 GRANT SELECT (queues, waiting, waiting_async, lease_expires_at) ON horsies_workers TO horsies_producer;
-GRANT EXECUTE ON FUNCTION horsies_send, horsies_lane, horsies_queue_channel, horsies_signal TO horsies_producer;
+GRANT EXECUTE ON FUNCTION horsies_send, horsies_lane, horsies_queue_channel, horsies_signal, horsies_debounce TO horsies_producer;
 -- It starts workflows, through a function that checks them, waits for them and reads them. To steer one that runs takes an
 -- operator.
 GRANT EXECUTE ON FUNCTION horsies_start_workflow TO horsies_producer;
@@ -66,7 +67,7 @@ GRANT UPDATE (status, claim_seq, claimed_by_worker_id, claimed_at, started_at, w
               worker_process_name, enqueued_at, unknown_since, unknown_until)
    ON horsies_tasks_live TO horsies_worker;
 -- It marks rows that cannot be moved to history.
-GRANT UPDATE (result, error_code, failed_reason, failed_at, unique_key, good_until) ON horsies_tasks_live TO horsies_worker;
+GRANT UPDATE (result, error_code, failed_reason, failed_at, unique_key, follows, good_until) ON horsies_tasks_live TO horsies_worker;
 GRANT SELECT, INSERT ON horsies_attempts TO horsies_worker;
 GRANT SELECT ON horsies_suspensions TO horsies_worker;
 GRANT SELECT, DELETE, INSERT (worker_id, hostname, pid, processes, queues, task_names, lease_expires_at),
@@ -90,7 +91,7 @@ GRANT INSERT (parent_id, parent_step) ON horsies_tasks_live TO horsies_worker;
 -- It deletes what is old through functions that spare the last hour, and actions of the last seven days.
 GRANT SELECT ON horsies_tasks_history TO horsies_worker;
 GRANT EXECUTE ON FUNCTION horsies_drop_history, horsies_delete_history, horsies_forget, horsies_prepare_history,
-                          horsies_refresh_statistics
+                          horsies_refresh_statistics, horsies_follow
    TO horsies_worker;
 -- It counts what has ended.
 GRANT SELECT, INSERT ON horsies_rollups, horsies_depths TO horsies_worker;
@@ -131,7 +132,7 @@ GRANT SELECT ON horsies_tasks, horsies_tasks_live, horsies_tasks_history, horsie
 -- An operator suspends queues, cancels tasks, edits those that wait, sends them through once more, and deletes those that have
 -- ended; creates, edits, pauses and deletes schedules. To send through what nobody else is about to, it locks the rows, which is an UPDATE right.
 GRANT horsies_viewer TO horsies_operator;
-GRANT UPDATE (earlier_attempts, good_until, parked_at) ON horsies_tasks TO horsies_operator;
+GRANT UPDATE (earlier_attempts, good_until, parked_at, unique_key, follows) ON horsies_tasks TO horsies_operator;
 GRANT UPDATE (kwargs, priority) ON horsies_tasks_live TO horsies_operator;
 GRANT UPDATE (live) ON horsies_tasks_history TO horsies_operator;
 GRANT INSERT ON horsies_attempts TO horsies_operator;
