@@ -52,7 +52,7 @@ class StepPort(NamedTuple):
 
 
 # The bodies of steps in which this code runs.
-_bodies: ContextVar[tuple[int, ...]] = ContextVar("horsies_bodies", default=())
+_bodies: ContextVar[tuple[str, ...]] = ContextVar("horsies_bodies", default=())
 
 
 class Steps:
@@ -70,7 +70,7 @@ class Steps:
         # The first run of a task has no stored steps.
         self._stored: dict[str, StoredStep] | None = {} if call.claim_seq <= 1 else None
         self._questions = 0
-        self._running: set[int] = set()  # the bodies that run now
+        self._running: set[str] = set()  # the steps whose bodies run now
         self.park: str | None = None
         self.is_over = False
 
@@ -89,7 +89,7 @@ class Steps:
         stored = await self._begin(name)
         if stored is not None and stored.result is not None:
             return self._value(name, stored.result, value_type)
-        with self._body():
+        with self._body(name):
             began = time.monotonic()
             value = await _tried(fn, args, kwargs, retry)
             await self._store(name, "step", began, self._encoded(name, value, value_type))
@@ -127,7 +127,7 @@ class Steps:
         def work(connection: Any) -> Any:
             return fn(connection, *args, **kwargs)
 
-        with self._body():
+        with self._body(name):
             if is_on_loop():
                 is_async = inspect.iscoroutinefunction(fn)
                 done = await transact_async(identity.postgres, session, values, work, encode, is_async)
@@ -225,15 +225,14 @@ class Steps:
             self._end(None)
 
     @contextmanager
-    def _body(self) -> Generator[None]:
+    def _body(self, name: str) -> Generator[None]:
         """Run the body of a step in this block: the run does not end before it."""
-        number = self._next_question()
-        token = _bodies.set((*_bodies.get(), number))
-        self._running.add(number)
+        token = _bodies.set((*_bodies.get(), name))
+        self._running.add(name)
         try:
             yield
         finally:
-            self._running.discard(number)
+            self._running.discard(name)
             _bodies.reset(token)
 
     async def wait_for_bodies(self) -> None:

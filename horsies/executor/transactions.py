@@ -210,6 +210,12 @@ async def _async_connection(postgres: PostgresConfig) -> AsyncGenerator[AnyAsync
             idle.append((url, connection))
 
 
+async def close_idle() -> None:
+    """Close the idle connections of the running loop, before it ends."""
+    for _, connection in _idle_async.pop(asyncio.get_running_loop(), []):
+        await connection.close()
+
+
 def _may_have_committed(error: BaseException) -> bool:
     """Return True if the connection was lost, so that nobody has told if the transaction was committed.
 
