@@ -36,6 +36,8 @@ from horsies.task_context import Parked
 
 MAX_NAME = 255
 BODY_POLL_SECONDS = 0.005
+# Steps of these kinds return the value of a function; code may change one into the other.
+_OF_FUNCTIONS = frozenset({"step", "transact"})
 # The task is not parked in a step, but due again at once.
 AT_ONCE = '{"name":null,"kind":"","seconds":null,"calls":null}'
 
@@ -86,7 +88,7 @@ class Steps:
     ) -> Any:
         """Return the stored result of a step, or call its function and store what it returns."""
         value_type = return_type(fn)
-        stored = await self._begin(name)
+        stored = await self._begin(name, "step")
         if stored is not None and stored.result is not None:
             return self._value(name, stored.result, value_type)
         with self._body(name):
@@ -105,7 +107,7 @@ class Steps:
     ) -> Any:
         """Do the same as `step` in a transaction that also stores the result. A transaction without the claim is rolled back."""
         value_type = return_type(fn)
-        stored = await self._begin(name)
+        stored = await self._begin(name, "transact")
         if stored is not None and stored.result is not None:
             return self._value(name, stored.result, value_type)
         identity = self._port.identity()
@@ -139,13 +141,13 @@ class Steps:
 
     async def sleep(self, name: str, seconds: float) -> None:
         """Park the task until its time has come."""
-        stored = await self._begin(name)
+        stored = await self._begin(name, "sleep")
         if stored is None or stored.result is None:
             await self._park(name, "sleep", seconds)
 
     async def wait_for(self, name: str, value_type: Any, seconds: float | None) -> Any:
         """Return the value of a signal; park the task until it is given or the time is up."""
-        stored = await self._begin(name)
+        stored = await self._begin(name, "wait")
         if stored is None or stored.result is None:
             await self._park(name, "wait", seconds)
         result = self._result(name, stored.result, value_type)
@@ -157,7 +159,7 @@ class Steps:
         self, name: str, task: Sender[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return the value of another task; park this one until that has ended."""
-        stored = await self._begin(name)
+        stored = await self._begin(name, "call")
         if stored is None or (stored.result is None and not _have_ended(stored)):
             await self._park(name, "call", None, task, [(tuple(args), kwargs)])
         result_json = stored.result
@@ -173,7 +175,7 @@ class Steps:
     ) -> list[Any]:
         """Return the values of other tasks in order; park this one until all of them have ended."""
         given = [_arguments(call) for call in calls]
-        stored = await self._begin(name)
+        stored = await self._begin(name, "calls")
         if stored is None or (stored.result is None and not _have_ended(stored)):
             if not given:
                 return []
@@ -190,8 +192,8 @@ class Steps:
 
     # The course of a step
 
-    async def _begin(self, name: str) -> StoredStep | None:
-        """Begin a step and return what is stored of it, None if nothing is."""
+    async def _begin(self, name: str, kind: str) -> StoredStep | None:
+        """Begin a step and return what is stored of it, None if nothing is. An open step of another kind begins anew."""
         if not is_storable_text(cast("object", name), MAX_NAME):
             raise ValueError(
                 f"the name of a step is {name!r}; use a text of 1 to {MAX_NAME} characters without NUL"
@@ -211,7 +213,12 @@ class Steps:
                     ContractCode.STEP_RESULT_MISMATCH, f"the stored steps cannot be read: {reply.error}"
                 )
             self._stored = {step.name: step for step in reply.steps}
-        return self._stored.get(name)
+        stored = self._stored.get(name)
+        if stored is None or stored.kind == kind or _OF_FUNCTIONS.issuperset((stored.kind, kind)):
+            return stored
+        if stored.result is not None:
+            raise _mismatch(name, f"the stored step {name!r} is of the kind {stored.kind!r}, not {kind!r}")
+        return None
 
     async def _store(self, name: str, kind: str, began: float, result: str) -> None:
         seconds = time.monotonic() - began
@@ -310,7 +317,7 @@ class Steps:
         """Return the value of a step that is stored as ended."""
         found = self._result(name, result, value_type)
         if found.is_err():
-            raise _mismatch(name, value_type, "it is an error")
+            raise _not_a(name, value_type, "it is an error")
         return found.ok_value
 
     def _result(self, name: str, result: str, value_type: Any) -> TaskResult[Any, TaskError]:
@@ -318,16 +325,19 @@ class Steps:
             return decode_stored_result(result, value_type)
         except Exception as error:
             problem, path = locate(error)
-            raise _mismatch(name, value_type, f"{path}: {problem}" if path else problem) from error
+            raise _not_a(name, value_type, f"{path}: {problem}" if path else problem) from error
 
 
-def _mismatch(name: str, value_type: Any, problem: str) -> TaskFailure:
+def _mismatch(name: str, problem: str) -> TaskFailure:
     return TaskFailure(
         ContractCode.STEP_RESULT_MISMATCH,
-        f"the stored result of step {name!r} is not a {type_name(value_type)}: {problem}; give the step another name, "
-        f"or forget it: `horsies retry TASK_ID --from-step NAME`",
+        f"{problem}; give the step another name, or forget it: `horsies retry TASK_ID --from-step NAME`",
         data={"step": name},
     )
+
+
+def _not_a(name: str, value_type: Any, problem: str) -> TaskFailure:
+    return _mismatch(name, f"the stored result of step {name!r} is not a {type_name(value_type)}: {problem}")
 
 
 # Functions
@@ -415,7 +425,7 @@ def _documents(name: str, whole: str) -> list[str]:
     try:
         return [bytes(each).decode() for each in msgspec.json.decode(whole, type=_Documents).ok]
     except msgspec.MsgspecError as error:
-        raise _mismatch(name, list, str(error)) from error
+        raise _not_a(name, list, str(error)) from error
 
 
 def _have_ended(stored: StoredStep) -> bool:

@@ -163,10 +163,10 @@ class _WatchedSteps(Steps):
             self.is_killed = self.is_over = True
             raise
 
-    async def _begin(self, name: str) -> StoredStep | None:
+    async def _begin(self, name: str, kind: str) -> StoredStep | None:
         self._check_is_running()
         self._come_to(name, Moment.BEFORE)
-        return await super()._begin(name)
+        return await super()._begin(name, kind)
 
     @contextmanager
     def _body(self, name: str) -> Generator[None]:

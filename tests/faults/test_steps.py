@@ -1,9 +1,9 @@
 """The crash matrix of durable functions: every statement on the path of every primitive, and everything that can befall it.
 
 A saga goes through all primitives. At one statement, its reply or the statement itself is lost, and at the same moment a child,
-the worker or the server's sessions are killed, or the worker freezes for longer than its lease. Afterwards the promises hold:
-the saga ends with the right value, the result of a stored step has never changed, the effect of a `transact` exists once, and
-each called task was sent once.
+the worker, the server or its sessions are killed, or the worker freezes for longer than its lease; or a process dies or freezes
+between two statements. Afterwards the promises hold: the saga ends with the right value, the result of a stored step has never
+changed, the effect of a `transact` exists once and is that of the attempt whose step is stored, and each called task was sent once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from horsies import TaskHandle
+from horsies.db.urls import with_database
 from tests.e2e.observing import Db, children, is_alive
 from tests.e2e.office import URL
 from tests.faults.scene import OwnServer
@@ -49,6 +52,9 @@ def die_once(path, point):
     if order.exists() and order.read_text().split()[0] == point:
         victim = order.read_text().split()[1]
         order.unlink()
+        if victim == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
         if victim == "child":
             os.kill(os.getpid(), signal.SIGKILL)
         os.kill(int(victim), signal.SIGKILL)
@@ -61,9 +67,10 @@ def unlike(path, name):
     return f"{name} {uuid.uuid4()}"
 
 def effect(connection, path, task_id, name):
-    connection.execute("INSERT INTO effects (task_id, name) VALUES (%s, %s)", [task_id, name])
+    value = f"{name} {uuid.uuid4()}"
+    connection.execute("INSERT INTO effects (task_id, name, value) VALUES (%s, %s, %s)", [task_id, name, value])
     die_once(path, f"in {name}".replace(" ", "-"))
-    return f"{name} {uuid.uuid4()}"
+    return value
 
 @app.task("double", idempotent=True)
 def double(n: int) -> int:
@@ -103,9 +110,10 @@ async def saga_async(path: str) -> list[str]:
         die_once(path, f"after-{name}")
 
     async def effect_async(connection, name):
-        await connection.execute("INSERT INTO effects (task_id, name) VALUES (%s, %s)", [t.id, name])
+        value = f"{name} {uuid.uuid4()}"
+        await connection.execute("INSERT INTO effects (task_id, name, value) VALUES (%s, %s, %s)", [t.id, name, value])
         die_once(path, f"in-{name}")
-        return f"{name} {uuid.uuid4()}"
+        return value
 
     note(path, "run", str(t.attempt))
     die_once(path, "at-once")
@@ -120,7 +128,7 @@ async def saga_async(path: str) -> list[str]:
     seen("last", await t.step("last", unlike, path, "last"))
     return values
 """
-EFFECTS = "CREATE TABLE effects (task_id text, name text)"
+EFFECTS = "CREATE TABLE effects (task_id text, name text, value text)"
 
 # Where a statement stands on the path: what it contains, and the application of its connection.
 STATEMENTS = {
@@ -155,6 +163,11 @@ class Stage:
         self.tasks = place.load()
         self.path = place.folder / "history"
 
+    def reconnect(self) -> None:
+        """Open another connection after the server was started again."""
+        self.db.close()
+        self.db = connected(self.place.database_url)
+
     def start(self) -> RunningWorker:
         return self.place.start("--processes", "2", "--async-processes", "1")
 
@@ -175,9 +188,13 @@ class Stage:
         assert values[6] == "[2, 4, 6]"
         check_history(self.history)
         effects = self.db.execute(
-            "SELECT name FROM effects WHERE task_id = %s ORDER BY name", [handle.task_id]
+            "SELECT name, value FROM effects WHERE task_id = %s ORDER BY name", [handle.task_id]
         )
-        assert [row["name"] for row in effects.fetchall()] == ["booked", "paid"]
+        # Each exists once, and it is that of the attempt whose step is stored.
+        assert [(row["name"], row["value"]) for row in effects.fetchall()] == [
+            ("booked", values[1]),
+            ("paid", values[5]),
+        ]
         called = self.db.execute(
             "SELECT parent_step FROM horsies_tasks WHERE parent_id = %s ORDER BY 1", [handle.task_id]
         )
@@ -212,6 +229,33 @@ def stage(workplace: Workplace, db: Db) -> Iterator[Stage]:
     with Proxy(workplace.database_url) as proxy:
         workplace.env["HORSIES_DATABASE_URL"] = proxy.url
         yield Stage(workplace, proxy, db)
+
+
+@pytest.fixture(scope="module")
+def crashing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
+    server = OwnServer(tmp_path_factory.mktemp("server"))
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def crashing(crashing_server: OwnServer, tmp_path: Path) -> Iterator[tuple[Stage, OwnServer]]:
+    """Yield a stage on a server that may be crashed, and the server."""
+    name = f"sagas_{uuid4().hex}"
+    with psycopg.connect(crashing_server.url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+    url = with_database(crashing_server.url, name)
+    with Workplace(tmp_path, url) as place, Proxy(url) as proxy:
+        place.env["HORSIES_DATABASE_URL"] = proxy.url
+        stage = Stage(place, proxy, connected(url))
+        try:
+            yield stage, crashing_server
+        finally:
+            stage.db.close()
+
+
+def connected(url: str) -> Db:
+    return psycopg.Connection[dict[str, Any]].connect(url, autocommit=True, row_factory=dict_row)
 
 
 def freeze(worker: RunningWorker, seconds: float) -> None:
@@ -273,6 +317,39 @@ def test_the_promises_hold_whatever_befalls_a_statement(
     eventually(lambda: stage.proxy.lost == 1, what="the statement")
     if victim in ("worker", "frozen"):
         stage.start()
+
+    stage.check(handle)
+
+
+@pytest.mark.parametrize("fault", ["reply", "statement"])
+@pytest.mark.parametrize("place", list(STATEMENTS))
+def test_the_promises_hold_when_the_server_crashes_at_a_statement(
+    crashing: tuple[Stage, OwnServer], place: str, fault: Fault
+) -> None:
+    stage, server = crashing
+    text, application = STATEMENTS[place]
+    stage.proxy.trap(server.crash, fault, text, application)
+
+    handle = stage.send("saga")
+    stage.start()
+    eventually(lambda: stage.proxy.lost == 1, what="the statement")
+    server.start()
+    stage.reconnect()
+
+    stage.check(handle)
+
+
+@pytest.mark.parametrize("name", ["saga", "saga_async"])
+@pytest.mark.parametrize("point", POINTS)
+def test_the_promises_hold_wherever_a_process_freezes(stage: Stage, point: str, name: str) -> None:
+    worker = stage.start()
+    order = Path(f"{stage.path}.die")
+    order.write_text(f"{point} frozen")
+
+    handle = stage.send(name)
+    eventually(lambda: not order.exists(), what="the process coming to the point")
+    freeze(worker, 3.0)
+    stage.start()
 
     stage.check(handle)
 
