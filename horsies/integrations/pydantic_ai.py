@@ -15,7 +15,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pydantic_ai import RunContext
@@ -148,9 +148,10 @@ def _origin(operation_id: DurableOperationId, cache_key: tuple[object, ...]) -> 
 
     Runs and calls beside each other may come to their steps in another order the next time, so a name needs both.
     """
-    context = next((each for each in reversed(cache_key) if isinstance(each, RunContext)), None)
-    if context is None:
+    contexts = [cast("RunContext[Any]", each) for each in cache_key if isinstance(each, RunContext)]
+    if not contexts:
         return ""
+    context = contexts[-1]
     run: str = (context.run_id or "").rpartition(":")[2]
     is_call = isinstance(operation_id, ToolsetCallToolId) and context.tool_call_id
     return f"{run} {context.tool_call_id}" if is_call else run

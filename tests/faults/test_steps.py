@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -128,7 +128,7 @@ async def saga_async(path: str) -> list[str]:
     seen("last", await t.step("last", unlike, path, "last"))
     return values
 """
-EFFECTS = "CREATE TABLE effects (task_id text, name text, value text)"
+CREATE_EFFECTS = "CREATE TABLE effects (task_id text, name text, value text)"
 
 # Where a statement stands on the path: what it contains, and the application of its connection.
 STATEMENTS = {
@@ -146,6 +146,9 @@ STATEMENTS = {
     "effect": (b"INSERT INTO effects", "horsies-transact"),
     "store_in_transaction": (b"clock_timestamp()", "horsies-transact"),
     "commit of transact": (b"COMMIT", "horsies-transact"),
+    # The results with which tasks are settled, as they stand in a parameter.
+    "end of a called task": (b'{\\"ok\\":8}', "horsies-worker"),
+    "end of the saga": (b'{\\"ok\\":[\\"first', "horsies-worker"),
 }
 POINTS = [
     "at-once", "in-first", "after-first", "in-booked", "after-booked", "after-rest", "after-answer", "after-one", "in-paid",
@@ -158,7 +161,7 @@ class Stage:
 
     def __init__(self, place: Workplace, proxy: Proxy, db: Db) -> None:
         self.place, self.proxy, self.db = place, proxy, db
-        db.execute(EFFECTS.encode())
+        db.execute(CREATE_EFFECTS.encode())
         place.write(URL + APP)
         self.tasks = place.load()
         self.path = place.folder / "history"
@@ -186,42 +189,66 @@ class Stage:
         assert [value.partition(" ")[0] for value in values[:2]] == ["first", "booked"]
         assert values[2:5] == ["rested", "yes", "8"]
         assert values[6] == "[2, 4, 6]"
-        check_history(self.history)
-        effects = self.db.execute(
-            "SELECT name, value FROM effects WHERE task_id = %s ORDER BY name", [handle.task_id]
-        )
-        # Each exists once, and it is that of the attempt whose step is stored.
-        assert [(row["name"], row["value"]) for row in effects.fetchall()] == [
-            ("booked", values[1]),
-            ("paid", values[5]),
-        ]
-        called = self.db.execute(
-            "SELECT parent_step FROM horsies_tasks WHERE parent_id = %s ORDER BY 1", [handle.task_id]
-        )
-        assert [row["parent_step"] for row in called.fetchall()] == ["many", "many", "many", "one"]
-        assert [step.name for step in handle.steps() if step.ended_at is None] == []
         stored = {step.name: step.result for step in handle.steps()}
-        assert [stored["first"], stored["booked"], stored["paid"], stored["last"]] == [
+        assert [step.name for step in handle.steps() if step.ended_at is None] == []
+        assert [stored[name] for name in ("first", "booked", "paid", "last")] == [
             values[0],
             values[1],
             values[5],
             values[7],
         ]
+        effects = self.db.execute("SELECT name, value FROM effects WHERE task_id = %s", [handle.task_id])
+        found = [(row["name"], row["value"]) for row in effects.fetchall()]
+        check_history(self.history, stored, found)
+        called = self.db.execute(
+            "SELECT parent_step FROM horsies_tasks WHERE parent_id = %s ORDER BY 1", [handle.task_id]
+        )
+        assert [row["parent_step"] for row in called.fetchall()] == ["many", "many", "many", "one"]
 
 
-def check_history(history: list[list[str]]) -> None:
-    """A value that a run was given stays the value of its step; raise AssertionError for one that changed."""
+def check_history(
+    history: list[list[str]], stored: Mapping[str, object], effects: Sequence[tuple[str, str]]
+) -> None:
+    """Raise AssertionError if a step's result has changed, or an effect is missing, exists twice or is that of a stale attempt."""
     known: dict[str, str] = {}
     for kind, name, *rest in history:
         if kind == "seen":
             value = known.setdefault(name, rest[0])
             assert value == rest[0], f"step {name} was {value}, and later {rest[0]}"
+    for name in ("first", "booked", "paid", "last"):
+        if name in known:
+            shown = str(stored[name]).replace(" ", "_")
+            assert known[name] == shown, f"step {name} was {known[name]}, and {shown} is stored"
+    names = sorted(name for name, _ in effects)
+    assert names == ["booked", "paid"], f"the effects are {names}"
+    for name, value in effects:
+        assert value == stored[name], f"the effect of {name} is {value}, and {stored[name]} is stored"
 
 
-def test_the_checker_sees_a_value_that_changes() -> None:
-    check_history([["run", "1"], ["seen", "first", "a"], ["run", "2"], ["seen", "first", "a"]])
-    with pytest.raises(AssertionError, match="step first was a, and later b"):
-        check_history([["seen", "first", "a"], ["seen", "first", "b"]])
+HISTORY = [["run", "1"], ["seen", "booked", "a"], ["run", "2"], ["seen", "booked", "a"]]
+STORED = {"first": "f", "booked": "a", "paid": "p", "last": "l"}
+EFFECTS = [("booked", "a"), ("paid", "p")]
+
+
+@pytest.mark.parametrize(
+    ("history", "stored", "effects", "problem"),
+    [
+        ([*HISTORY, ["seen", "booked", "b"]], STORED, EFFECTS, "step booked was a, and later b"),
+        (HISTORY, STORED | {"booked": "b"}, EFFECTS, "step booked was a, and b is stored"),
+        (HISTORY, STORED, [*EFFECTS, ("paid", "p")], "the effects are .'booked', 'paid', 'paid'."),
+        (HISTORY, STORED, EFFECTS[:1], "the effects are .'booked'."),
+        (
+            HISTORY,
+            STORED,
+            [("booked", "a"), ("paid", "stale")],
+            "the effect of paid is stale, and p is stored",
+        ),
+    ],
+)
+def test_the_checker_sees_each_broken_promise(history: Any, stored: Any, effects: Any, problem: str) -> None:
+    check_history(HISTORY, STORED, EFFECTS)
+    with pytest.raises(AssertionError, match=problem):
+        check_history(history, stored, effects)
 
 
 @pytest.fixture
@@ -385,7 +412,7 @@ def test_the_promises_hold_while_the_server_crashes_again_and_again(
         tasks = place.load()
         place.start("--processes", "3", "--async-processes", "1")
         with psycopg.connect(url, autocommit=True) as db:
-            db.execute(EFFECTS.encode())
+            db.execute(CREATE_EFFECTS.encode())
         paths = [tmp_path / f"history{number}" for number in range(12)]
         handles = [tasks.saga.delay(str(path)) for path in paths]
         for handle in handles:
@@ -396,10 +423,10 @@ def test_the_promises_hold_while_the_server_crashes_again_and_again(
             own_server.start()
         values = [handle.result(timeout=60) for handle in handles]
         with psycopg.connect(url, autocommit=True) as db:
-            effects = db.execute(
-                "SELECT task_id, array_agg(name ORDER BY name) FROM effects GROUP BY 1"
-            ).fetchall()
-        assert sorted(effects) == sorted((handle.task_id, ["booked", "paid"]) for handle in handles)
+            for handle, path in zip(handles, paths, strict=True):
+                effects = db.execute("SELECT name, value FROM effects WHERE task_id = %s", [handle.task_id])
+                history = [line.split() for line in path.read_text().splitlines()]
+                check_history(
+                    history, {step.name: step.result for step in handle.steps()}, effects.fetchall()
+                )
         assert [value[6] for value in values] == ["[2, 4, 6]"] * len(handles)
-        for path in paths:
-            check_history([line.split() for line in path.read_text().splitlines()])
