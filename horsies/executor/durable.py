@@ -26,7 +26,16 @@ from horsies.codec.values import NotEncodable, codec_for, decode_stored_result, 
 from horsies.db.queries.tasks import as_json
 from horsies.errors import SignalTimeout, TaskFailed, TaskFailure, is_storable_text
 from horsies.event_loop import is_on_loop
-from horsies.executor.protocol import Call, Identity, LoadSteps, Question, StepReply, StoredStep, StoreStep
+from horsies.executor.protocol import (
+    BeginTransaction,
+    Call,
+    Identity,
+    LoadSteps,
+    Question,
+    StepReply,
+    StoredStep,
+    StoreStep,
+)
 from horsies.executor.transactions import transact, transact_async
 from horsies.result import TaskError, TaskResult
 from horsies.retry import RetryPolicy, class_names, retry_delay
@@ -110,6 +119,8 @@ class Steps:
         stored = await self._begin(name, "transact")
         if stored is not None and stored.result is not None:
             return self._value(name, stored.result, value_type)
+        if (await self._ask(BeginTransaction(self._call.ticket, self._next_question()))).parks:
+            self._end(None)
         identity = self._port.identity()
         if identity is None:
             raise TaskFailure(

@@ -29,7 +29,7 @@ from horsies.db.queries.testing import Waiting
 from horsies.event_loop import background_loop, run_async, run_sync
 from horsies.executor.durable import StepPort
 from horsies.executor.pool import call_of
-from horsies.executor.protocol import Call, Identity, Outcome, Question, StepReply
+from horsies.executor.protocol import BeginTransaction, Call, Identity, Outcome, Question, StepReply
 from horsies.executor.runner import Run, execute, execute_async
 from horsies.executor.transactions import close_idle
 from horsies.registry import AnyTask, TaskRegistry
@@ -208,6 +208,8 @@ class InProcessWorker:
         """Return the way in which a run of this task stores its steps."""
 
         async def answer_one(question: Question) -> StepReply:
+            if isinstance(question, BeginTransaction):
+                return StepReply(question.ticket, question.number)
             (reply,) = await answer(self._connection, [(question, task)], self._owner.worker_id)
             return reply
 

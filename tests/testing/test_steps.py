@@ -277,6 +277,13 @@ def test_an_uncaught_timeout_fails_the_task_with_its_code() -> None:
     assert failed.value.code == OutcomeCode.SIGNAL_TIMEOUT
 
 
+def test_a_task_without_steps_has_none_and_an_unknown_one_is_an_error() -> None:
+    assert double.delay(1).steps() == []
+    for unknown in ("0190b5a0-0000-7000-8000-000000000000", "nonsense"):
+        with pytest.raises(TaskNotFound):
+            app.handle(unknown).steps()
+
+
 def test_a_signal_needs_a_task() -> None:
     with pytest.raises(TaskNotFound):
         app.handle("0190b5a0-0000-7000-8000-000000000000").signal("approved")
