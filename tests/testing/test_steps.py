@@ -443,14 +443,14 @@ def test_a_cancelled_workflow_cancels_its_parked_node() -> None:
     assert handle.status().unwrap() == WorkflowStatus.CANCELLED
 
 
-def test_a_workflow_whose_deadline_has_passed_cancels_its_parked_node() -> None:
+def test_a_workflow_expires_with_its_parked_node() -> None:
     rest = nap.node()
     spec = app.workflow("short", [rest], output=rest, definition_key="testing.short", deadline_seconds=60)
     handle = spec.start().unwrap()
     drain(app)
     travel(app, hours=2)
     assert drain(app) == []
-    assert handle.status().unwrap() == WorkflowStatus.FAILED
+    assert handle.status().unwrap() == WorkflowStatus.EXPIRED
 
 
 def test_a_parked_task_does_not_hold_its_key() -> None:
