@@ -37,7 +37,7 @@ def steps(bench: Bench, count: int, parked: int, woken: int) -> Iterator[Figure]
         yield at_least("  horsies, 8 processes", eight, "steps/s", eight / theirs, "DBOS", 3)
     except Missing as problem:
         print(f"DBOS could not be measured: {problem}")
-    yield from _parked(bench, 20 * count, parked)
+    yield from _parked(bench, 100 * count, parked)
     late = _woken(bench, woken)
     yield Figure(f"{woken:,} tasks wake at one instant, the last", late, "s", target="≤ 1", met=late <= 1)
 

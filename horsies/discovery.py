@@ -34,15 +34,21 @@ def load_app(locator: str, imports: Sequence[str] = ()) -> TaskRegistry:
     target, _, attribute = locator.partition(":")
     if not target:
         _raise_invalid(locator, "it names no module", "write it as package.module:app or path/to/file.py:app")
-    _add_to_path(Path.cwd())
-    # The app is not known before its module is imported, so sends of every app are suppressed meanwhile.
-    before, Broker.app_is_loading = Broker.app_is_loading, True
-    try:
+    add_to_path(Path.cwd())
+    with sends_suppressed_while_loading():
         app = _find_app(import_module(target), attribute, locator)
         import_modules(app, [*app.task_modules, *imports])
+    return app
+
+
+@contextmanager
+def sends_suppressed_while_loading() -> Generator[None]:
+    """Suppress the sends of every app: the app is not known before its module is imported."""
+    before, Broker.app_is_loading = Broker.app_is_loading, True
+    try:
+        yield
     finally:
         Broker.app_is_loading = before
-    return app
 
 
 def refuse_while_loading() -> None:
@@ -134,7 +140,7 @@ def _import_file(path: Path) -> ModuleType:
             notes=[f"looked for {file}"],
             help_text="correct the path; it is relative to the folder that the command runs in",
         )
-    _add_to_path(file.parent)
+    add_to_path(file.parent)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         _raise_invalid(str(path), "it is not a Python file", "give a file that ends in .py")
@@ -164,7 +170,8 @@ def _find_app(module: ModuleType, attribute: str, locator: str) -> TaskRegistry:
     return found
 
 
-def _add_to_path(folder: Path) -> None:
+def add_to_path(folder: Path) -> None:
+    """Let the modules of a folder be imported."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

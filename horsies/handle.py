@@ -198,6 +198,8 @@ class TaskHandle(Generic[T]):
     def steps(self) -> list[StepInfo]:
         """Return the steps of the task, those of all attempts, in the order in which they began.
 
+        Raise `TaskNotFound` if there is no such task.
+
         >>> [step.name for step in handle.steps()]
         ['charge', 'book']
         """
@@ -228,6 +230,8 @@ class TaskHandle(Generic[T]):
             raise self._not_found()
         async with self._broker.connection() as connection:
             rows = await steps.steps(connection, task_id)
+            if not rows and not await tasks.look(connection, [task_id]):
+                raise self._not_found()
         return [_step_info(row) for row in rows]
 
     async def _signal(self, name: str, value: str) -> bool:

@@ -256,6 +256,7 @@ class TaskRegistry:
             name=name, fn=fn, signature=signature, queue=queue, is_async=is_async, **_resolved(options)
         )
         task = _TASK_CLASSES[is_async, signature.returns_result](definition, self._broker)
+        task.registry = self
         known = self.tasks.get(name)
         if known is not None and _origin(known.definition.fn) != _origin(fn):
             first = _origin(known.definition.fn)

@@ -300,6 +300,9 @@ def unknown_option(owner: str, option: str, known: Sequence[str]) -> TaskDefinit
 class BaseTask(Sender[P, T]):
     """The common part of all tasks."""
 
+    # The app that has registered the task: a `TaskRegistry`, which is declared above this module.
+    registry: Any
+
     def __init__(self, definition: TaskDefinition, broker: Broker) -> None:
         super().__init__(definition, TaskSendOptions(), broker)
         self.name = definition.name

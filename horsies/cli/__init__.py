@@ -46,6 +46,7 @@ PURPOSES: Mapping[str, Mapping[str, str]] = {
         "dev": "dev",
         "check": "diagnose",
         "replay": "replay",
+        "crashtest": "crashtest",
         "explain": "diagnose",
         "demo": "demo",
         "get-docs": "documentation",

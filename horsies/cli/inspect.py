@@ -13,6 +13,7 @@ from uuid import UUID
 import click
 import msgspec
 
+from horsies.cli.attempts import cells, comparison
 from horsies.cli.options import (
     Database,
     Redaction,
@@ -280,21 +281,41 @@ def _failure_row(task: TaskRow) -> dict[str, str]:
 
 
 @click.command()
+@click.option(
+    "--diff",
+    "as_diff",
+    is_flag=True,
+    help="Show the last attempts side by side: outcomes, steps and log lines, and which of them differ.",
+)
 @as_json_option
 @redact_option
 @subject_argument("task_id", "TASK_ID", ids=True)
-def show(task_id: UUID, as_json: bool, redact: tuple[str, ...], database: Database) -> None:
-    """Show one task in full, with its attempts, its progress and its log."""
+def show(task_id: UUID, as_diff: bool, as_json: bool, redact: tuple[str, ...], database: Database) -> None:
+    """Show one task in full, with its attempts, its progress, its steps and its log."""
     found = database.ask(lambda connection: inspect.full_task(connection, task_id, with_reasons=False))
     if found is None:
         raise no_such_task(task_id)
     found = Redaction(database.registry, redact).task(found)
     found = found._replace(attempts=inspect.ended_attempts(found.attempts))
     facts = _fields(found.task, _TASK_DETAIL_FIELDS)
-    if as_json:
+    if as_diff:
+        _print_comparison(found, as_json)
+    elif as_json:
         print_json(_task_document(facts, found))
     else:
         _print_task(facts, found)
+
+
+def _print_comparison(found: FullTask, as_json: bool) -> None:
+    numbers, rows = comparison(found)
+    if as_json:
+        facts = [{"fact": row.fact, "differs": row.differs, "texts": row.texts} for row in rows]
+        print_json({"task_id": found.task.task_id, "attempts": numbers, "facts": facts})
+        return
+    click.echo(f"{found.task.task_name} {found.task.task_id}")
+    if not numbers:
+        click.echo("the task has not begun")
+    print_table(cells(numbers, rows))
 
 
 def _task_document(facts: dict[str, Any], found: FullTask) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""`horsies replay`: run a task again in this process, with its stored steps, and write nothing."""
+"""`horsies replay`: run a task again in this process, with its stored steps, and write nothing.
+
+The app's sessions with its database are read-only meanwhile, so a send of the task's own code fails.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -18,15 +23,18 @@ from horsies.cli.options import Database, subject_argument
 from horsies.cli.output import cut, printable
 from horsies.codec import ArgumentError
 from horsies.codec.failures import render
+from horsies.config import PostgresConfig
 from horsies.db.connection import Connection
 from horsies.db.queries import inspect, steps
 from horsies.db.queries.inspect import TaskDetail
 from horsies.db.queries.steps import StepRow
+from horsies.db.urls import read_only
 from horsies.errors import ConfigurationError, ErrorCode
+from horsies.event_loop import run_sync
 from horsies.executor.durable import StepPort, Steps
 from horsies.executor.protocol import Call, Question, StepReply, StoredStep
 from horsies.executor.runner import MAX_RESULT, Run
-from horsies.registry import AnyTask
+from horsies.registry import AnyTask, TaskRegistry
 
 
 class ReplayEnds(BaseException):
@@ -38,8 +46,8 @@ class ReplayedSteps(Steps):
 
     until: str | None = None
 
-    async def _begin(self, name: str) -> StoredStep | None:
-        stored = await super()._begin(name)
+    async def _begin(self, name: str, kind: str) -> StoredStep | None:
+        stored = await super()._begin(name, kind)
         if name == self.until:
             raise ReplayEnds(f"it has come to step {name!r}")
         if stored is None or stored.result is None:
@@ -72,7 +80,7 @@ def replay(task_id: UUID, debug: bool, until: str | None, database: Database) ->
     """Run a task in this process with the same arguments and its stored steps, writing nothing.
 
     Steps that have ended return their stored results. The run ends at the first other one. The code of the task outside of steps
-    runs as in a worker, and so do its effects.
+    runs as in a worker, and so do its effects; but the app's sessions with its database are read-only, so a send fails.
     """
     registry = database.registry
     if registry is None:
@@ -101,7 +109,14 @@ def replay(task_id: UUID, debug: bool, until: str | None, database: Database) ->
         kwargs = task.definition.signature.decode(found.args, found.kwargs)
     except ArgumentError as error:
         raise click.ClickException(f"the arguments of the task cannot be read: {error}") from None
+    _make_read_only(registry, database.postgres)
     _replay(task, kwargs, ReplayedRun(_call(found), stored, until), debug)
+
+
+def _make_read_only(registry: TaskRegistry, postgres: PostgresConfig) -> None:
+    """Let the app write nothing to its database from now on. A pooler would refuse the setting, so it is passed by."""
+    url = read_only(postgres.session_database_url or postgres.database_url)
+    run_sync(registry.get_broker().move_to(PostgresConfig(database_url=url, schema=postgres.schema)))
 
 
 def _call(found: TaskDetail) -> Call:
@@ -131,7 +146,7 @@ def _replay(task: AnyTask, kwargs: dict[str, Any], run: Run, debug: bool) -> Non
     except ReplayEnds as end:
         click.echo(f"the replay ends: {end}")
         if debug:
-            pdb.post_mortem(end.__traceback__)
+            pdb.post_mortem(_in_own_code(end.__traceback__))
         return
     except BaseException as error:  # noqa: BLE001  whatever the code of the task raises is shown
         click.echo("".join(traceback.format_exception(error)), err=True)
@@ -139,3 +154,17 @@ def _replay(task: AnyTask, kwargs: dict[str, Any], run: Run, debug: bool) -> Non
             pdb.post_mortem(error.__traceback__)
         sys.exit(1)
     click.echo(f"returned {printable(cut(render(value, repr) or ''))}")
+
+
+def _in_own_code(found: TracebackType | None) -> TracebackType | None:
+    """Cut a traceback below its last frame outside of this package: there the debugger opens."""
+    package = Path(__file__).parents[1]
+    frames: list[TracebackType] = []
+    while found is not None:
+        frames.append(found)
+        found = found.tb_next
+    while len(frames) > 1 and Path(frames[-1].tb_frame.f_code.co_filename).is_relative_to(package):
+        frames.pop()
+    if frames:
+        frames[-1].tb_next = None
+    return frames[0] if frames else None

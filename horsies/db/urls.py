@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
+from psycopg.conninfo import conninfo_to_dict
+
 
 def with_database(url: str, name: str) -> str:
     """Return the URL of another database on the same server.
@@ -21,3 +23,15 @@ def with_database(url: str, name: str) -> str:
     server = place.partition("/")[0]
     kept = [each for each in parameters.split("&") if each and unquote(each.partition("=")[0]) != "dbname"]
     return f"{scheme}://{server}/{quote(name, safe='')}{'?' if kept else ''}{'&'.join(kept)}"
+
+
+def read_only(url: str) -> str:
+    """Return the URL of the same database, in whose sessions nothing can be written.
+
+    >>> read_only("postgresql://ann@db/shop")
+    'postgresql://ann@db/shop?options=-c%20default_transaction_read_only%3Don'
+    """
+    known = conninfo_to_dict(url).get("options")
+    options = f"{known or ''} -c default_transaction_read_only=on".strip()
+    # Of a parameter that a URL has twice, libpq takes the last.
+    return f"{url}{'&' if '?' in url else '?'}options={quote(options, safe='')}"

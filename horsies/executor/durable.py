@@ -26,7 +26,16 @@ from horsies.codec.values import NotEncodable, codec_for, decode_stored_result, 
 from horsies.db.queries.tasks import as_json
 from horsies.errors import SignalTimeout, TaskFailed, TaskFailure, is_storable_text
 from horsies.event_loop import is_on_loop
-from horsies.executor.protocol import Call, Identity, LoadSteps, Question, StepReply, StoredStep, StoreStep
+from horsies.executor.protocol import (
+    BeginTransaction,
+    Call,
+    Identity,
+    LoadSteps,
+    Question,
+    StepReply,
+    StoredStep,
+    StoreStep,
+)
 from horsies.executor.transactions import transact, transact_async
 from horsies.result import TaskError, TaskResult
 from horsies.retry import RetryPolicy, class_names, retry_delay
@@ -36,6 +45,8 @@ from horsies.task_context import Parked
 
 MAX_NAME = 255
 BODY_POLL_SECONDS = 0.005
+# Steps of these kinds return the value of a function; code may change one into the other.
+_OF_FUNCTIONS = frozenset({"step", "transact"})
 # The task is not parked in a step, but due again at once.
 AT_ONCE = '{"name":null,"kind":"","seconds":null,"calls":null}'
 
@@ -52,7 +63,7 @@ class StepPort(NamedTuple):
 
 
 # The bodies of steps in which this code runs.
-_bodies: ContextVar[tuple[int, ...]] = ContextVar("horsies_bodies", default=())
+_bodies: ContextVar[tuple[str, ...]] = ContextVar("horsies_bodies", default=())
 
 
 class Steps:
@@ -70,7 +81,7 @@ class Steps:
         # The first run of a task has no stored steps.
         self._stored: dict[str, StoredStep] | None = {} if call.claim_seq <= 1 else None
         self._questions = 0
-        self._running: set[int] = set()  # the bodies that run now
+        self._running: set[str] = set()  # the steps whose bodies run now
         self.park: str | None = None
         self.is_over = False
 
@@ -86,10 +97,10 @@ class Steps:
     ) -> Any:
         """Return the stored result of a step, or call its function and store what it returns."""
         value_type = return_type(fn)
-        stored = await self._begin(name)
+        stored = await self._begin(name, "step")
         if stored is not None and stored.result is not None:
             return self._value(name, stored.result, value_type)
-        with self._body():
+        with self._body(name):
             began = time.monotonic()
             value = await _tried(fn, args, kwargs, retry)
             await self._store(name, "step", began, self._encoded(name, value, value_type))
@@ -105,9 +116,11 @@ class Steps:
     ) -> Any:
         """Do the same as `step` in a transaction that also stores the result. A transaction without the claim is rolled back."""
         value_type = return_type(fn)
-        stored = await self._begin(name)
+        stored = await self._begin(name, "transact")
         if stored is not None and stored.result is not None:
             return self._value(name, stored.result, value_type)
+        if (await self._ask(BeginTransaction(self._call.ticket, self._next_question()))).parks:
+            self._end(None)
         identity = self._port.identity()
         if identity is None:
             raise TaskFailure(
@@ -127,7 +140,7 @@ class Steps:
         def work(connection: Any) -> Any:
             return fn(connection, *args, **kwargs)
 
-        with self._body():
+        with self._body(name):
             if is_on_loop():
                 is_async = inspect.iscoroutinefunction(fn)
                 done = await transact_async(identity.postgres, session, values, work, encode, is_async)
@@ -139,13 +152,13 @@ class Steps:
 
     async def sleep(self, name: str, seconds: float) -> None:
         """Park the task until its time has come."""
-        stored = await self._begin(name)
+        stored = await self._begin(name, "sleep")
         if stored is None or stored.result is None:
             await self._park(name, "sleep", seconds)
 
     async def wait_for(self, name: str, value_type: Any, seconds: float | None) -> Any:
         """Return the value of a signal; park the task until it is given or the time is up."""
-        stored = await self._begin(name)
+        stored = await self._begin(name, "wait")
         if stored is None or stored.result is None:
             await self._park(name, "wait", seconds)
         result = self._result(name, stored.result, value_type)
@@ -157,7 +170,7 @@ class Steps:
         self, name: str, task: Sender[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return the value of another task; park this one until that has ended."""
-        stored = await self._begin(name)
+        stored = await self._begin(name, "call")
         if stored is None or (stored.result is None and not _have_ended(stored)):
             await self._park(name, "call", None, task, [(tuple(args), kwargs)])
         result_json = stored.result
@@ -173,7 +186,7 @@ class Steps:
     ) -> list[Any]:
         """Return the values of other tasks in order; park this one until all of them have ended."""
         given = [_arguments(call) for call in calls]
-        stored = await self._begin(name)
+        stored = await self._begin(name, "calls")
         if stored is None or (stored.result is None and not _have_ended(stored)):
             if not given:
                 return []
@@ -190,8 +203,8 @@ class Steps:
 
     # The course of a step
 
-    async def _begin(self, name: str) -> StoredStep | None:
-        """Begin a step and return what is stored of it, None if nothing is."""
+    async def _begin(self, name: str, kind: str) -> StoredStep | None:
+        """Begin a step and return what is stored of it, None if nothing is. An open step of another kind begins anew."""
         if not is_storable_text(cast("object", name), MAX_NAME):
             raise ValueError(
                 f"the name of a step is {name!r}; use a text of 1 to {MAX_NAME} characters without NUL"
@@ -211,7 +224,12 @@ class Steps:
                     ContractCode.STEP_RESULT_MISMATCH, f"the stored steps cannot be read: {reply.error}"
                 )
             self._stored = {step.name: step for step in reply.steps}
-        return self._stored.get(name)
+        stored = self._stored.get(name)
+        if stored is None or stored.kind == kind or _OF_FUNCTIONS.issuperset((stored.kind, kind)):
+            return stored
+        if stored.result is not None:
+            raise _mismatch(name, f"the stored step {name!r} is of the kind {stored.kind!r}, not {kind!r}")
+        return None
 
     async def _store(self, name: str, kind: str, began: float, result: str) -> None:
         seconds = time.monotonic() - began
@@ -225,15 +243,14 @@ class Steps:
             self._end(None)
 
     @contextmanager
-    def _body(self) -> Generator[None]:
+    def _body(self, name: str) -> Generator[None]:
         """Run the body of a step in this block: the run does not end before it."""
-        number = self._next_question()
-        token = _bodies.set((*_bodies.get(), number))
-        self._running.add(number)
+        token = _bodies.set((*_bodies.get(), name))
+        self._running.add(name)
         try:
             yield
         finally:
-            self._running.discard(number)
+            self._running.discard(name)
             _bodies.reset(token)
 
     async def wait_for_bodies(self) -> None:
@@ -311,7 +328,7 @@ class Steps:
         """Return the value of a step that is stored as ended."""
         found = self._result(name, result, value_type)
         if found.is_err():
-            raise _mismatch(name, value_type, "it is an error")
+            raise _not_a(name, value_type, "it is an error")
         return found.ok_value
 
     def _result(self, name: str, result: str, value_type: Any) -> TaskResult[Any, TaskError]:
@@ -319,16 +336,19 @@ class Steps:
             return decode_stored_result(result, value_type)
         except Exception as error:
             problem, path = locate(error)
-            raise _mismatch(name, value_type, f"{path}: {problem}" if path else problem) from error
+            raise _not_a(name, value_type, f"{path}: {problem}" if path else problem) from error
 
 
-def _mismatch(name: str, value_type: Any, problem: str) -> TaskFailure:
+def _mismatch(name: str, problem: str) -> TaskFailure:
     return TaskFailure(
         ContractCode.STEP_RESULT_MISMATCH,
-        f"the stored result of step {name!r} is not a {type_name(value_type)}: {problem}; give the step another name, "
-        f"or forget it: `horsies retry TASK_ID --from-step NAME`",
+        f"{problem}; give the step another name, or forget it: `horsies retry TASK_ID --from-step NAME`",
         data={"step": name},
     )
+
+
+def _not_a(name: str, value_type: Any, problem: str) -> TaskFailure:
+    return _mismatch(name, f"the stored result of step {name!r} is not a {type_name(value_type)}: {problem}")
 
 
 # Functions
@@ -416,7 +436,7 @@ def _documents(name: str, whole: str) -> list[str]:
     try:
         return [bytes(each).decode() for each in msgspec.json.decode(whole, type=_Documents).ok]
     except msgspec.MsgspecError as error:
-        raise _mismatch(name, list, str(error)) from error
+        raise _not_a(name, list, str(error)) from error
 
 
 def _have_ended(stored: StoredStep) -> bool:

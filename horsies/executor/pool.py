@@ -443,7 +443,7 @@ class ChildPool:
                 # A late message comes from a thread that has outlived its task.
                 if (call := child.calls.get(message.ticket)) is not None:
                     self._output.add(call, message)
-            case protocol.LoadSteps() | protocol.StoreStep():
+            case protocol.LoadSteps() | protocol.StoreStep() | protocol.BeginTransaction():
                 # Without its call, the question comes from a thread that has outlived its task.
                 call = child.calls.get(message.ticket)
                 self._steps.add(message, call, child.reply)

@@ -111,7 +111,7 @@ class StoredStep(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepReply(msgspec.Struct, array_like=True, tag=4):
-    """The answer to a `LoadSteps` or a `StoreStep`.
+    """The answer to a question about steps.
 
     `lost` means that another worker has the task by now. With `parks`, the worker stops: the task is to be parked. `error` says
     why a step cannot be stored.
@@ -227,7 +227,14 @@ class StoreStep(msgspec.Struct, array_like=True, frozen=True, tag=10):
     result: str
 
 
-Question: TypeAlias = LoadSteps | StoreStep
+class BeginTransaction(msgspec.Struct, array_like=True, frozen=True, tag=13):
+    """A call is about to store a step in a transaction of its own. The worker answers at once: it only says if it stops."""
+
+    ticket: int
+    number: int
+
+
+Question: TypeAlias = LoadSteps | StoreStep | BeginTransaction
 # An order goes from the worker to a child, a message from a child to its worker.
 Order: TypeAlias = Call | Identity | Exit | Cancel | StepReply
 Message: TypeAlias = (

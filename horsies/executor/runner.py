@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Token
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from horsies.errors import ErrorCode, HorsiesError, RateLimited
 from horsies.event_loop import finish
 from horsies.executor.durable import AT_ONCE, StepPort, Steps
 from horsies.executor.protocol import Call, Logged, LogLine, Outcome, Progress
+from horsies.executor.transactions import close_idle
 from horsies.middleware import RunContext, headers_of, observe_run, worker_id
 from horsies.outcomes import error_of, failed, result_of, unwrapped
 from horsies.redaction import Redactor
@@ -71,11 +72,19 @@ def execute(registry: TaskRegistry, run: Run) -> Outcome:
             try:
                 result = task.definition.fn(**kwargs)
                 if task.definition.is_async:
-                    result = asyncio.run(result)
+                    result = asyncio.run(_on_own_loop(result))
             except BaseException as error:  # noqa: BLE001  any exception, also SystemExit, is the outcome of the task
                 finish(run.wait_for_bodies())
                 return run.parked() or raised(registry, run, task, error)
         return run.parked() or conclude(registry, run, task, result_of(task.definition, result))
+
+
+async def _on_own_loop(work: Awaitable[Any]) -> Any:
+    """Await the function of a task on a loop that ends with it."""
+    try:
+        return await work
+    finally:
+        await close_idle()
 
 
 async def execute_async(registry: TaskRegistry, run: Run) -> Outcome:

@@ -244,6 +244,12 @@ async def _is_primary(connection: AnyAsyncConnection) -> bool:
     return await (await connection.execute(IS_PRIMARY)).fetchone() == (True,)
 
 
+async def close_idle() -> None:
+    """Close the idle connections of the running loop, before it ends."""
+    for _, connection in _idle_async.pop(asyncio.get_running_loop(), []):
+        await connection.close()
+
+
 def _may_have_committed(error: BaseException) -> bool:
     """Return True if the connection was lost, so that nobody has told if the transaction was committed.
 

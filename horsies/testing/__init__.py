@@ -14,6 +14,7 @@ does, and a debugger stops in a task.
 The fixtures `horsies_database_url` and `horsies_bind` come with the package's pytest plugin.
 """
 
+from horsies.testing.crashes import CrashTestFailed, crash_test
 from horsies.testing.databases import bound, fresh_database
 from horsies.testing.runner import (
     Enqueued,
@@ -27,10 +28,12 @@ from horsies.testing.runner import (
 )
 
 __all__ = [
+    "CrashTestFailed",
     "Enqueued",
     "Ran",
     "assert_enqueued",
     "bound",
+    "crash_test",
     "drain",
     "drain_async",
     "enqueued",

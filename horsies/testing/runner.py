@@ -29,8 +29,9 @@ from horsies.db.queries.testing import Waiting
 from horsies.event_loop import background_loop, run_async, run_sync
 from horsies.executor.durable import StepPort
 from horsies.executor.pool import call_of
-from horsies.executor.protocol import Identity, Outcome, Question, StepReply
+from horsies.executor.protocol import BeginTransaction, Call, Identity, Outcome, Question, StepReply
 from horsies.executor.runner import Run, execute, execute_async
+from horsies.executor.transactions import close_idle
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.result import TaskError, TaskResult
 from horsies.schedule.scheduler import Dispatcher, Starters, sync_schedules
@@ -93,28 +94,29 @@ def inline(app: TaskRegistry) -> Generator[None]:
 
 
 def _drain(app: TaskRegistry, retry_now: bool, limit: int) -> list[Ran]:
-    worker, ran = run_sync(_TestWorker.open(app, retry_now)), list[Ran]()
+    worker, ran = run_sync(InProcessWorker.open(app, retry_now)), list[Ran]()
     try:
         while (task := run_sync(worker.next())) is not None:
             _check(ran, limit)
-            ran += worker.ended(task, _execute(app, worker.run_of(task)))
+            ran += worker.ended(task, run_in_process(app, worker.run_of(task)))
     finally:
         run_sync(worker.close())
     return ran
 
 
 async def _drain_async(app: TaskRegistry, retry_now: bool, limit: int) -> list[Ran]:
-    worker, ran = await run_async(_TestWorker.open(app, retry_now)), list[Ran]()
+    worker, ran = await run_async(InProcessWorker.open(app, retry_now)), list[Ran]()
     try:
         while (task := await run_async(worker.next())) is not None:
             _check(ran, limit)
             ran += worker.ended(task, await execute_async(app, worker.run_of(task)))
     finally:
+        await close_idle()
         await run_async(worker.close())
     return ran
 
 
-class _TestWorker:
+class InProcessWorker:
     """A worker that holds one task at a time. As in a real worker, an outcome is written together with the next claim."""
 
     def __init__(
@@ -138,7 +140,7 @@ class _TestWorker:
         self._claimer.suspend(suspended)
 
     @classmethod
-    async def open(cls, app: TaskRegistry, retry_now: bool) -> _TestWorker:
+    async def open(cls, app: TaskRegistry, retry_now: bool) -> InProcessWorker:
         broker = app.get_broker()
         async with broker.connection() as known:  # which creates the schema if need be
             suspended = await operations.suspensions(known)
@@ -196,16 +198,36 @@ class _TestWorker:
 
     def run_of(self, task: Claimed) -> Run:
         """Return a run whose steps are stored, and whose progress and log lines are not."""
+        return Run(self.call_of(task), lambda _said: True, (), self.port_of(task))
+
+    def call_of(self, task: Claimed) -> Call:
+        """Return the call of a claimed task."""
+        return call_of(0, task, task.timeout_ms, time.monotonic())
+
+    def port_of(self, task: Claimed) -> StepPort:
+        """Return the way in which a run of this task stores its steps."""
 
         async def answer_one(question: Question) -> StepReply:
+            if isinstance(question, BeginTransaction):
+                return StepReply(question.ticket, question.number)
             (reply,) = await answer(self._connection, [(question, task)], self._owner.worker_id)
             return reply
 
         def ask(question: Question) -> Future[StepReply]:
             return background_loop().submit(answer_one(question))
 
-        port = StepPort(ask, None, lambda: self._identity)
-        return Run(call_of(0, task, task.timeout_ms, time.monotonic()), lambda _said: True, (), port)
+        return StepPort(ask, None, lambda: self._identity)
+
+    def crashed(self, task: Claimed, message: str) -> None:
+        """Settle a task as one whose process has died."""
+        self._settler.failed.append(self._settler.crash(task, message))
+
+    async def travel_to_next(self) -> bool:
+        """Move time forward until a task is due; return False if none waits for a time."""
+        seconds = await testing.seconds_until_due(self._connection)
+        if seconds is not None:
+            await testing.travel(self._connection, max(0.0, seconds) + 0.001)
+        return seconds is not None
 
     def ended(self, task: Claimed, outcome: Outcome) -> list[Ran]:
         """Keep the outcome of a task until it is settled; return the run, unless it is an internal task or was parked."""
@@ -220,7 +242,7 @@ class _TestWorker:
         return [Ran(task.id, task.task_name, task.retry_count + 1, result)]
 
 
-def _execute(app: TaskRegistry, run: Run) -> Outcome:
+def run_in_process(app: TaskRegistry, run: Run) -> Outcome:
     """Run a call in this thread, or in another one if a loop runs in this one, so that an async task can have its own loop."""
     try:
         asyncio.get_running_loop()

@@ -20,7 +20,7 @@ from horsies.db.queries import steps
 from horsies.db.queries.steps import EndedStep
 from horsies.db.queries.tasks import Claimed
 from horsies.event_loop import wait_until_set
-from horsies.executor.protocol import LoadSteps, Question, StepReply, StoredStep, StoreStep
+from horsies.executor.protocol import BeginTransaction, LoadSteps, Question, StepReply, StoredStep, StoreStep
 from horsies.quarantine import RowFault
 
 logger = logging.getLogger("horsies.worker")
@@ -60,6 +60,9 @@ class StepWriter:
         """Add a question; one of a call that has ended gets its answer at once."""
         if task is None:
             answer(StepReply(question.ticket, question.number, lost=True))
+            return
+        if isinstance(question, BeginTransaction):
+            answer(StepReply(question.ticket, question.number, parks=self._is_stopping))
             return
         self._asked.append(Asked(question, task, answer))
         self._has_asked.set()

@@ -8,6 +8,8 @@ from uuid import uuid4
 import pytest
 
 from tests.cli.conftest import misused, refused
+from tests.e2e.observing import row
+from tests.support.waiting import eventually
 
 PARKED = """
     INSERT INTO horsies_tasks (id, task_name, parked_at, enqueued_at)
@@ -103,6 +105,11 @@ def pay(amount: int) -> str:
         raise ValueError(f"{card} has a limit")
     return card + " " + t.step("receipt", charge, amount)
 
+@app.task("tell")
+def tell(amount: int) -> str:
+    card = current_task().step("charge", charge, amount)
+    return pay.delay(amount).task_id
+
 @app.task("pay_async")
 async def pay_async(amount: int) -> str:
     return await current_async_task().step("charge", charge, amount)
@@ -150,6 +157,17 @@ def test_a_replay_returns_stored_steps_and_writes_nothing(workplace, db):
     assert after == before
 
 
+def test_a_replay_sends_no_tasks(workplace, db):
+    workplace.write(APP)
+    task_id = sent(db, "tell", 5)
+
+    result = workplace.run("replay", "app:app", task_id)
+
+    assert result.returncode == 1
+    assert "read-only transaction" in result.stderr
+    assert db.execute("SELECT task_name FROM horsies_tasks").fetchall() == [{"task_name": "tell"}]
+
+
 def test_a_replay_shows_the_error_and_stops_where_it_is_told_to(workplace, db):
     workplace.write(APP)
     task_id = sent(db, "pay", 500)
@@ -164,4 +182,57 @@ def test_a_replay_shows_the_error_and_stops_where_it_is_told_to(workplace, db):
     )
     debugged = workplace.run("replay", "app:app", task_id, "--pdb")
     assert "(Pdb)" in debugged.stdout
+    at_step = workplace.run(
+        "replay", "app:app", task_id, "--pdb", "--until=charge", input="p 'amount', amount\nq\n"
+    )
+    assert "('amount', 500)" in at_step.stdout, at_step.stderr
     refused(workplace.run("replay", "app:app", str(uuid4())), "HRS-302", "there is no task")
+
+
+FLAKY = """
+app = Horsies()
+
+@app.task("flaky", retry_policy=RetryPolicy.fixed([1], auto_retry_for=[ConnectionError], jitter=False))
+def flaky() -> str:
+    t = current_task()
+    t.log.info("begin")
+    t.step("first", str, 1)
+    t.log.info("attempt %d", t.attempt)
+    if t.attempt == 1:
+        raise ConnectionError("not yet")
+    return t.step("second", str, 2)
+"""
+
+
+def test_attempts_are_shown_side_by_side(workplace, db):
+    workplace.write(FLAKY)
+    workplace.start("--processes", "1")
+    task_id = workplace.load().flaky.delay().task_id
+    eventually(lambda: row(db, task_id)["status"] == "COMPLETED", what="the second attempt")
+
+    lines = workplace.run("show", task_id, "--diff").stdout.splitlines()
+
+    assert lines[0] == f"flaky {task_id}"
+    assert lines[1].split() == ["attempt", "1", "2"]
+    cells = {" ".join(line.split()[:3]): line for line in lines[2:]}
+    assert "FAILED, retried" in cells["≠ outcome FAILED,"]
+    assert "COMPLETED" in cells["≠ outcome FAILED,"]
+    assert "ConnectionError: not yet" in cells["≠ message ConnectionError:"]
+    assert [line.count("stored before") for line in lines if "step first" in line] == [1]
+    assert [line.split() for line in lines if " log " in line] == [
+        ["log", "INFO", "begin", "INFO", "begin"],
+        ["≠", "log", "INFO", "attempt", "1"],
+        ["≠", "log", "INFO", "attempt", "2"],
+    ]
+    document = json.loads(workplace.run("show", task_id, "--diff", "--json").stdout)
+    assert document["attempts"] == [1, 2]
+    facts = {fact["fact"]: fact for fact in document["facts"]}
+    assert facts["outcome"] == {"fact": "outcome", "differs": True, "texts": ["FAILED, retried", "COMPLETED"]}
+    assert facts["step second"]["texts"][0] == ""
+
+
+def test_a_task_that_has_not_begun_has_no_attempts_to_compare(workplace, parked, db):
+    task_id = str(uuid4())
+    db.execute("INSERT INTO horsies_tasks (id, task_name) VALUES (%s, 'ask')", (task_id,))
+    assert workplace.run("show", task_id, "--diff").stdout == f"ask {task_id}\nthe task has not begun\n"
+    assert "waits" in workplace.run("show", parked, "--diff").stdout

@@ -138,6 +138,18 @@ def wait_and_book(connection, table, path):
 @app.task("book_slowly")
 def book_slowly(table: str, path: str) -> str:
     return current_task().transact("slow", wait_and_book, table, path)
+
+@app.task("gated_transact", idempotent=True)
+def gated_transact(path: str) -> list[str]:
+    t = current_task()
+    mark(path, "begun")
+    first = t.transact("first", mark_and_return, path, "first")
+    pass_gate(path)
+    return [first, t.transact("second", mark_and_return, path, "second"), t.transact("third", mark_and_return, path, "third")]
+
+def mark_and_return(_connection, path, word):
+    mark(path, word)
+    return word
 """
 
 
@@ -202,6 +214,23 @@ def test_a_worker_that_stops_parks_a_task_at_its_next_step(workplace: Workplace,
     workplace.start("--processes", "1")
     assert handle.result(timeout=20) == ["first", "second", "third"]
     assert words(path) == ["begun", "first", "second", "begun", "third"]
+
+
+def test_a_worker_that_stops_parks_a_task_before_its_next_transaction(workplace: Workplace, db: Db) -> None:
+    office = staffed(workplace, APP, "--processes", "1")
+    path = office.gate("stop")
+    handle = office.tasks.gated_transact.delay(str(path))
+    eventually(lambda: len(handle.steps()) == 1, what="the first step being stored")
+    office.worker.signal(signal.SIGTERM)
+    eventually(lambda: "Stopping" in office.worker.log, what="the worker stopping")
+    (path.parent / (path.name + ".go")).touch()
+    assert office.worker.wait() == 0
+    found = row(db, handle.task_id)
+    assert (found["status"], found["retry_count"], found["parked_at"]) == ("PENDING", 0, None)
+    assert words(path) == ["begun", "first"]
+    workplace.start("--processes", "1")
+    assert handle.result(timeout=20) == ["first", "second", "third"]
+    assert words(path) == ["begun", "first", "begun", "second", "third"]
 
 
 def test_a_sleep_ends_on_time_and_holds_no_process(office: Office) -> None:

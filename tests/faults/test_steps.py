@@ -1,9 +1,9 @@
 """The crash matrix of durable functions: every statement on the path of every primitive, and everything that can befall it.
 
 A saga goes through all primitives. At one statement, its reply or the statement itself is lost, and at the same moment a child,
-the worker or the server's sessions are killed, or the worker freezes for longer than its lease. Afterwards the promises hold:
-the saga ends with the right value, the result of a stored step has never changed, the effect of a `transact` exists once, and
-each called task was sent once.
+the worker, the server or its sessions are killed, or the worker freezes for longer than its lease; or a process dies or freezes
+between two statements. Afterwards the promises hold: the saga ends with the right value, the result of a stored step has never
+changed, the effect of a `transact` exists once and is that of the attempt whose step is stored, and each called task was sent once.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from horsies import TaskHandle
+from horsies.db.urls import with_database
 from tests.e2e.observing import Db, children, is_alive
 from tests.e2e.office import URL
 from tests.faults.scene import OwnServer
@@ -49,6 +52,9 @@ def die_once(path, point):
     if order.exists() and order.read_text().split()[0] == point:
         victim = order.read_text().split()[1]
         order.unlink()
+        if victim == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
         if victim == "child":
             os.kill(os.getpid(), signal.SIGKILL)
         os.kill(int(victim), signal.SIGKILL)
@@ -61,9 +67,10 @@ def unlike(path, name):
     return f"{name} {uuid.uuid4()}"
 
 def effect(connection, path, task_id, name):
-    connection.execute("INSERT INTO effects (task_id, name) VALUES (%s, %s)", [task_id, name])
+    value = f"{name} {uuid.uuid4()}"
+    connection.execute("INSERT INTO effects (task_id, name, value) VALUES (%s, %s, %s)", [task_id, name, value])
     die_once(path, f"in {name}".replace(" ", "-"))
-    return f"{name} {uuid.uuid4()}"
+    return value
 
 @app.task("double", idempotent=True)
 def double(n: int) -> int:
@@ -103,9 +110,10 @@ async def saga_async(path: str) -> list[str]:
         die_once(path, f"after-{name}")
 
     async def effect_async(connection, name):
-        await connection.execute("INSERT INTO effects (task_id, name) VALUES (%s, %s)", [t.id, name])
+        value = f"{name} {uuid.uuid4()}"
+        await connection.execute("INSERT INTO effects (task_id, name, value) VALUES (%s, %s, %s)", [t.id, name, value])
         die_once(path, f"in-{name}")
-        return f"{name} {uuid.uuid4()}"
+        return value
 
     note(path, "run", str(t.attempt))
     die_once(path, "at-once")
@@ -120,7 +128,7 @@ async def saga_async(path: str) -> list[str]:
     seen("last", await t.step("last", unlike, path, "last"))
     return values
 """
-EFFECTS = "CREATE TABLE effects (task_id text, name text)"
+CREATE_EFFECTS = "CREATE TABLE effects (task_id text, name text, value text)"
 
 # Where a statement stands on the path: what it contains, and the application of its connection.
 STATEMENTS = {
@@ -138,6 +146,9 @@ STATEMENTS = {
     "effect": (b"INSERT INTO effects", "horsies-transact"),
     "store_in_transaction": (b"clock_timestamp()", "horsies-transact"),
     "commit of transact": (b"COMMIT", "horsies-transact"),
+    # The results with which tasks are settled, as they stand in a parameter.
+    "end of a called task": (b'{\\"ok\\":8}', "horsies-worker"),
+    "end of the saga": (b'{\\"ok\\":[\\"first', "horsies-worker"),
 }
 POINTS = [
     "at-once", "in-first", "after-first", "in-booked", "after-booked", "after-rest", "after-answer", "after-one", "in-paid",
@@ -150,10 +161,15 @@ class Stage:
 
     def __init__(self, place: Workplace, proxy: Proxy, db: Db) -> None:
         self.place, self.proxy, self.db = place, proxy, db
-        db.execute(EFFECTS.encode())
+        db.execute(CREATE_EFFECTS.encode())
         place.write(URL + APP)
         self.tasks = place.load()
         self.path = place.folder / "history"
+
+    def reconnect(self) -> None:
+        """Open another connection after the server was started again."""
+        self.db.close()
+        self.db = connected(self.place.database_url)
 
     def start(self) -> RunningWorker:
         return self.place.start("--processes", "2", "--async-processes", "1")
@@ -173,38 +189,66 @@ class Stage:
         assert [value.partition(" ")[0] for value in values[:2]] == ["first", "booked"]
         assert values[2:5] == ["rested", "yes", "8"]
         assert values[6] == "[2, 4, 6]"
-        check_history(self.history)
-        effects = self.db.execute(
-            "SELECT name FROM effects WHERE task_id = %s ORDER BY name", [handle.task_id]
-        )
-        assert [row["name"] for row in effects.fetchall()] == ["booked", "paid"]
-        called = self.db.execute(
-            "SELECT parent_step FROM horsies_tasks WHERE parent_id = %s ORDER BY 1", [handle.task_id]
-        )
-        assert [row["parent_step"] for row in called.fetchall()] == ["many", "many", "many", "one"]
-        assert [step.name for step in handle.steps() if step.ended_at is None] == []
         stored = {step.name: step.result for step in handle.steps()}
-        assert [stored["first"], stored["booked"], stored["paid"], stored["last"]] == [
+        assert [step.name for step in handle.steps() if step.ended_at is None] == []
+        assert [stored[name] for name in ("first", "booked", "paid", "last")] == [
             values[0],
             values[1],
             values[5],
             values[7],
         ]
+        effects = self.db.execute("SELECT name, value FROM effects WHERE task_id = %s", [handle.task_id])
+        found = [(row["name"], row["value"]) for row in effects.fetchall()]
+        check_history(self.history, stored, found)
+        called = self.db.execute(
+            "SELECT parent_step FROM horsies_tasks WHERE parent_id = %s ORDER BY 1", [handle.task_id]
+        )
+        assert [row["parent_step"] for row in called.fetchall()] == ["many", "many", "many", "one"]
 
 
-def check_history(history: list[list[str]]) -> None:
-    """A value that a run was given stays the value of its step; raise AssertionError for one that changed."""
+def check_history(
+    history: list[list[str]], stored: Mapping[str, object], effects: Sequence[tuple[str, str]]
+) -> None:
+    """Raise AssertionError if a step's result has changed, or an effect is missing, exists twice or is that of a stale attempt."""
     known: dict[str, str] = {}
     for kind, name, *rest in history:
         if kind == "seen":
             value = known.setdefault(name, rest[0])
             assert value == rest[0], f"step {name} was {value}, and later {rest[0]}"
+    for name in ("first", "booked", "paid", "last"):
+        if name in known:
+            shown = str(stored[name]).replace(" ", "_")
+            assert known[name] == shown, f"step {name} was {known[name]}, and {shown} is stored"
+    names = sorted(name for name, _ in effects)
+    assert names == ["booked", "paid"], f"the effects are {names}"
+    for name, value in effects:
+        assert value == stored[name], f"the effect of {name} is {value}, and {stored[name]} is stored"
 
 
-def test_the_checker_sees_a_value_that_changes() -> None:
-    check_history([["run", "1"], ["seen", "first", "a"], ["run", "2"], ["seen", "first", "a"]])
-    with pytest.raises(AssertionError, match="step first was a, and later b"):
-        check_history([["seen", "first", "a"], ["seen", "first", "b"]])
+HISTORY = [["run", "1"], ["seen", "booked", "a"], ["run", "2"], ["seen", "booked", "a"]]
+STORED = {"first": "f", "booked": "a", "paid": "p", "last": "l"}
+EFFECTS = [("booked", "a"), ("paid", "p")]
+
+
+@pytest.mark.parametrize(
+    ("history", "stored", "effects", "problem"),
+    [
+        ([*HISTORY, ["seen", "booked", "b"]], STORED, EFFECTS, "step booked was a, and later b"),
+        (HISTORY, STORED | {"booked": "b"}, EFFECTS, "step booked was a, and b is stored"),
+        (HISTORY, STORED, [*EFFECTS, ("paid", "p")], "the effects are .'booked', 'paid', 'paid'."),
+        (HISTORY, STORED, EFFECTS[:1], "the effects are .'booked'."),
+        (
+            HISTORY,
+            STORED,
+            [("booked", "a"), ("paid", "stale")],
+            "the effect of paid is stale, and p is stored",
+        ),
+    ],
+)
+def test_the_checker_sees_each_broken_promise(history: Any, stored: Any, effects: Any, problem: str) -> None:
+    check_history(HISTORY, STORED, EFFECTS)
+    with pytest.raises(AssertionError, match=problem):
+        check_history(history, stored, effects)
 
 
 @pytest.fixture
@@ -212,6 +256,33 @@ def stage(workplace: Workplace, db: Db) -> Iterator[Stage]:
     with Proxy(workplace.database_url) as proxy:
         workplace.env["HORSIES_DATABASE_URL"] = proxy.url
         yield Stage(workplace, proxy, db)
+
+
+@pytest.fixture(scope="module")
+def crashing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
+    server = OwnServer(tmp_path_factory.mktemp("server"))
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def crashing(crashing_server: OwnServer, tmp_path: Path) -> Iterator[tuple[Stage, OwnServer]]:
+    """Yield a stage on a server that may be crashed, and the server."""
+    name = f"sagas_{uuid4().hex}"
+    with psycopg.connect(crashing_server.url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+    url = with_database(crashing_server.url, name)
+    with Workplace(tmp_path, url) as place, Proxy(url) as proxy:
+        place.env["HORSIES_DATABASE_URL"] = proxy.url
+        stage = Stage(place, proxy, connected(url))
+        try:
+            yield stage, crashing_server
+        finally:
+            stage.db.close()
+
+
+def connected(url: str) -> Db:
+    return psycopg.Connection[dict[str, Any]].connect(url, autocommit=True, row_factory=dict_row)
 
 
 def freeze(worker: RunningWorker, seconds: float) -> None:
@@ -277,6 +348,39 @@ def test_the_promises_hold_whatever_befalls_a_statement(
     stage.check(handle)
 
 
+@pytest.mark.parametrize("fault", ["reply", "statement"])
+@pytest.mark.parametrize("place", list(STATEMENTS))
+def test_the_promises_hold_when_the_server_crashes_at_a_statement(
+    crashing: tuple[Stage, OwnServer], place: str, fault: Fault
+) -> None:
+    stage, server = crashing
+    text, application = STATEMENTS[place]
+    stage.proxy.trap(server.crash, fault, text, application)
+
+    handle = stage.send("saga")
+    stage.start()
+    eventually(lambda: stage.proxy.lost == 1, what="the statement")
+    server.start()
+    stage.reconnect()
+
+    stage.check(handle)
+
+
+@pytest.mark.parametrize("name", ["saga", "saga_async"])
+@pytest.mark.parametrize("point", POINTS)
+def test_the_promises_hold_wherever_a_process_freezes(stage: Stage, point: str, name: str) -> None:
+    worker = stage.start()
+    order = Path(f"{stage.path}.die")
+    order.write_text(f"{point} frozen")
+
+    handle = stage.send(name)
+    eventually(lambda: not order.exists(), what="the process coming to the point")
+    freeze(worker, 3.0)
+    stage.start()
+
+    stage.check(handle)
+
+
 @pytest.mark.parametrize("name", ["saga", "saga_async"])
 @pytest.mark.parametrize("victim", ["child", "worker"])
 @pytest.mark.parametrize("point", POINTS)
@@ -308,7 +412,7 @@ def test_the_promises_hold_while_the_server_crashes_again_and_again(
         tasks = place.load()
         place.start("--processes", "3", "--async-processes", "1")
         with psycopg.connect(url, autocommit=True) as db:
-            db.execute(EFFECTS.encode())
+            db.execute(CREATE_EFFECTS.encode())
         paths = [tmp_path / f"history{number}" for number in range(12)]
         handles = [tasks.saga.delay(str(path)) for path in paths]
         for handle in handles:
@@ -319,10 +423,10 @@ def test_the_promises_hold_while_the_server_crashes_again_and_again(
             own_server.start()
         values = [handle.result(timeout=60) for handle in handles]
         with psycopg.connect(url, autocommit=True) as db:
-            effects = db.execute(
-                "SELECT task_id, array_agg(name ORDER BY name) FROM effects GROUP BY 1"
-            ).fetchall()
-        assert sorted(effects) == sorted((handle.task_id, ["booked", "paid"]) for handle in handles)
+            for handle, path in zip(handles, paths, strict=True):
+                effects = db.execute("SELECT name, value FROM effects WHERE task_id = %s", [handle.task_id])
+                history = [line.split() for line in path.read_text().splitlines()]
+                check_history(
+                    history, {step.name: step.result for step in handle.steps()}, effects.fetchall()
+                )
         assert [value[6] for value in values] == ["[2, 4, 6]"] * len(handles)
-        for path in paths:
-            check_history([line.split() for line in path.read_text().splitlines()])

@@ -135,13 +135,14 @@ class Workplace:
         self._workers.append(worker)
         return worker.wait_until_ready()
 
-    def run(self, *arguments: str, seconds: float = 30) -> subprocess.CompletedProcess[str]:
-        """Run a `horsies` command to its end."""
+    def run(self, *arguments: str, seconds: float = 30, input: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a `horsies` command to its end, with this text as its standard input."""
         command = [sys.executable, "-m", "horsies", *arguments]
         return subprocess.run(
             command,
             cwd=self.folder,
             env=self.env,
+            input=input,
             capture_output=True,
             text=True,
             timeout=seconds,

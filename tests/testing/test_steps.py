@@ -19,8 +19,11 @@ from horsies import (
     SignalTimeout,
     TaskFailed,
     TaskNotFound,
+    TaskTimeout,
+    WorkflowStatus,
     current_async_task,
     current_task,
+    from_node,
 )
 from horsies.event_loop import run_sync
 from horsies.testing import drain, drain_async, travel
@@ -196,6 +199,16 @@ def test_a_stored_result_that_does_not_decode_names_its_step() -> None:
     assert failed.value.error.data == {"step": "charge"}
 
 
+def test_a_stored_step_of_another_kind_names_its_step() -> None:
+    handle = order.delay(5)
+    drain(app)
+    change(app, "UPDATE horsies_steps SET kind = 'wait'")
+    drain(app, retry_now=True)
+    with pytest.raises(TaskFailed, match="'charge' is of the kind 'wait', not 'step'") as failed:
+        handle.result(timeout=5)
+    assert failed.value.code == ContractCode.STEP_RESULT_MISMATCH
+
+
 def change(app: Any, statement: str) -> None:
     postgres = run_sync(app.get_broker().postgres())
     with psycopg.connect(postgres.conninfo, autocommit=True) as connection:
@@ -262,6 +275,13 @@ def test_an_uncaught_timeout_fails_the_task_with_its_code() -> None:
     with pytest.raises(TaskFailed) as failed:
         handle.result(timeout=5)
     assert failed.value.code == OutcomeCode.SIGNAL_TIMEOUT
+
+
+def test_a_task_without_steps_has_none_and_an_unknown_one_is_an_error() -> None:
+    assert double.delay(1).steps() == []
+    for unknown in ("0190b5a0-0000-7000-8000-000000000000", "nonsense"):
+        with pytest.raises(TaskNotFound):
+            app.handle(unknown).steps()
 
 
 def test_a_signal_needs_a_task() -> None:
@@ -395,3 +415,54 @@ def test_an_expiry_does_not_end_a_task_that_has_started_in_time() -> None:
     travel(app, hours=2)
     drain(app)
     assert handle.result(timeout=5) == 1
+
+
+# Parked tasks and the rest
+
+
+def test_a_node_of_a_workflow_may_be_parked() -> None:
+    rest = nap.node()
+    twice_as_much = double.node(from_node(rest))
+    spec = app.workflow(
+        "nights", [rest, twice_as_much], output=twice_as_much, definition_key="testing.nights"
+    )
+    handle = spec.start().unwrap()
+    drain(app)
+    travel(app, hours=2)
+    drain(app)
+    assert handle.get(timeout_ms=0).unwrap() == 2
+
+
+def test_a_cancelled_workflow_cancels_its_parked_node() -> None:
+    rest = nap.node()
+    handle = app.workflow("night", [rest], output=rest, definition_key="testing.night").start().unwrap()
+    drain(app)
+    assert handle.cancel().is_ok()
+    travel(app, hours=2)
+    assert drain(app) == []
+    assert handle.status().unwrap() == WorkflowStatus.CANCELLED
+
+
+def test_a_workflow_expires_with_its_parked_node() -> None:
+    rest = nap.node()
+    spec = app.workflow("short", [rest], output=rest, definition_key="testing.short", deadline_seconds=60)
+    handle = spec.start().unwrap()
+    drain(app)
+    travel(app, hours=2)
+    assert drain(app) == []
+    assert handle.status().unwrap() == WorkflowStatus.EXPIRED
+
+
+def test_a_parked_task_does_not_hold_its_key() -> None:
+    @app.task("keyed_nap", key="tenant", key_concurrency=1)
+    def keyed_nap(tenant: str, seconds: float) -> str:
+        current_task().sleep("rest", seconds)
+        return tenant
+
+    first, second = keyed_nap.delay("ann", 7_200), keyed_nap.delay("ann", 60)
+    drain(app)
+    travel(app, seconds=61)
+    drain(app)
+    assert second.result(timeout=0) == "ann"
+    with pytest.raises(TaskTimeout):
+        first.result(timeout=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from psycopg.rows import class_row
+from psycopg.rows import class_row, scalar_row
 
 from horsies.db.connection import Connection
 from horsies.db.sql import statements
@@ -35,6 +35,12 @@ async def travel(connection: Connection, seconds: float) -> None:
 async def retry_now(connection: Connection) -> int:
     """Make all retries due now; return how many there were."""
     return (await connection.execute(SQL["retry_now"])).rowcount
+
+
+async def seconds_until_due(connection: Connection) -> float | None:
+    """Return the seconds until the first waiting task is due, None if none waits for a time."""
+    cursor = connection.cursor(row_factory=scalar_row)
+    return await (await cursor.execute(SQL["seconds_until_due"])).fetchone()
 
 
 async def waiting(connection: Connection, name: str | None, queue: str | None) -> list[Waiting]:

@@ -32,6 +32,10 @@ UPDATE horsies_schedule_state SET next_run_at = next_run_at - make_interval(secs
 UPDATE horsies_tasks_live SET enqueued_at = now(), next_retry_at = now()
  WHERE status = 'PENDING' AND next_retry_at > now() AND enqueued_at < '9999-01-01';
 
+-- name: seconds_until_due
+SELECT extract(epoch FROM min(enqueued_at) - now())::double precision FROM horsies_tasks_live
+ WHERE status = 'PENDING' AND enqueued_at < '9999-01-01';
+
 -- name: waiting
 SELECT id::text, task_name, queue_name, priority, args, kwargs, enqueued_at AS due_at, retry_count,
        coalesce(tags, '{}') AS tags
