@@ -147,7 +147,9 @@ class PatroniCluster:
     def primary(self, among: Sequence[PatroniNode] | None = None) -> PatroniNode:
         """Return the primary as soon as there is one."""
         nodes = self.nodes if among is None else among
-        found = eventually(lambda: next((node for node in nodes if node.is_primary()), None), START_SECONDS, "a primary")
+        found = eventually(
+            lambda: next((node for node in nodes if node.is_primary()), None), START_SECONDS, "a primary"
+        )
         assert found is not None
         return found
 
