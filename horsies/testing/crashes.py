@@ -125,7 +125,7 @@ class _Killed(BaseException):
 
 
 class _Watch:
-    """What is seen of all runs of one task, and the point at which it is killed once."""
+    """Observes all runs of one task, and kills it once at a point."""
 
     def __init__(self, point: Point | None) -> None:
         self._point = point

@@ -31,7 +31,7 @@ OTHERS = ("", "")
 
 
 class Stored(NamedTuple):
-    """What the database has stored about two time spans, the one to show and the one before it.
+    """Stored figures of two time spans, the one to show and the one before it.
 
     `counted_at` are the steps in which a worker has counted.
     """

@@ -51,7 +51,7 @@ def new_owner(lease_seconds: float) -> Owner:
 
 
 class Presence:
-    """How long one server has answered this worker without a gap.
+    """Measures how long one server has answered this worker without a gap.
 
     After an outage, a long recovery of the server or a pause of the machine, all leases have expired although no worker is
     dead. After a failover, they may expire while the others still look for the new primary, whose clock may be ahead. Only a

@@ -127,6 +127,31 @@ def _blocking(facts: WaitingFacts) -> Iterator[str]:
         )
     elif facts.due_in > 0:
         yield f"{'It is retried' if facts.was_tried else 'It is due'} in {span(facts.due_in)}."
+    yield from _missing_workers(facts)
+    yield from _limits(facts)
+    if facts.due_in > 0:
+        return  # tasks before it may have ended by then
+    if facts.ahead:
+        count = (
+            f"more than {MOST_AHEAD:,} tasks"
+            if facts.ahead >= MOST_AHEAD
+            else f"{facts.ahead:,} task{'s' if facts.ahead > 1 else ''}"
+        )
+        if facts.key is not None:
+            yield f"It is behind {count} of its key; tasks of a key start in their order."
+            return
+        yield f"It is behind {count} of its queue; more workers, or a lower priority number for it, would help."
+    elif facts.serving and not facts.is_async and facts.running >= facts.slots:
+        busy = (
+            "The only process of the worker that serves its queue is busy; it starts when that is free,"
+            if facts.slots == 1
+            else f"All {facts.slots} processes of the workers that serve its queue are busy; it starts when one is free,"
+        )
+        yield f"{busy} or with more workers."
+
+
+def _missing_workers(facts: WaitingFacts) -> Iterator[str]:
+    """Yield what keeps the workers that run from claiming it."""
     if facts.workers == 0:
         yield "No worker is running; start one with `horsies worker`."
     elif facts.serving == 0:
@@ -152,26 +177,6 @@ def _blocking(facts: WaitingFacts) -> Iterator[str]:
             f"{'s' if facts.knowing == 1 else ''} a task {facts.task_name};"
             " the others leave it to them."
         )
-    yield from _limits(facts)
-    if facts.due_in > 0:
-        return  # tasks before it may have ended by then
-    if facts.ahead:
-        count = (
-            f"more than {MOST_AHEAD:,} tasks"
-            if facts.ahead >= MOST_AHEAD
-            else f"{facts.ahead:,} task{'s' if facts.ahead > 1 else ''}"
-        )
-        if facts.key is not None:
-            yield f"It is behind {count} of its key; tasks of a key start in their order."
-            return
-        yield f"It is behind {count} of its queue; more workers, or a lower priority number for it, would help."
-    elif facts.serving and not facts.is_async and facts.running >= facts.slots:
-        busy = (
-            "The only process of the worker that serves its queue is busy; it starts when that is free,"
-            if facts.slots == 1
-            else f"All {facts.slots} processes of the workers that serve its queue are busy; it starts when one is free,"
-        )
-        yield f"{busy} or with more workers."
 
 
 def _deadline(facts: WaitingFacts) -> str:
