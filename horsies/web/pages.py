@@ -179,7 +179,9 @@ class Pages:
             "replica_lag": None if self._state.replica is None else self._state.replica.lag,
             **context,
         }
-        return HTMLResponse(ENVIRONMENT.get_template(template).render(values), status)
+        html = ENVIRONMENT.get_template(template).render(values)
+        # A lone surrogate, which JSON can express and UTF-8 cannot, is shown with its escape.
+        return HTMLResponse(html.encode("utf-8", "backslashreplace"), status)
 
     def error(self, request: Request, error: HttpError) -> HTMLResponse:
         """Render an error page. It reloads by itself until the page can be shown."""

@@ -139,6 +139,7 @@ def task(random: Random, ended: Sequence[UUID], owners: Sequence[UUID]) -> Row:
         "failed_reason": random.choice(TEXTS),
         "cost": random.choice(FLOATS),
         "parked_at": random.choice(TIMES),
+        "follows": random.choice(TEXTS),
         "parent_id": random.choice([uuid4(), random.choice(ended)]),
         "parent_step": random.choice(TEXTS),
     }

@@ -67,7 +67,7 @@ def test_many_threads_send_and_get_their_results(office: Office, passed: Callabl
 
     with ThreadPoolExecutor(12) as pool:  # three times the sessions that the pooler has
         assert list(pool.map(call, range(60))) == [n + 1 for n in range(60)]
-    assert passed() >= 60
+    assert passed() >= 12  # concurrent sends and looks at results share transactions
 
 
 def test_many_tasks_are_sent_at_once(office: Office, passed: Callable[[], int]) -> None:

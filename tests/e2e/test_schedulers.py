@@ -162,7 +162,7 @@ def test_schedules_that_are_declared_above_a_task_are_run_checked_and_listed(
     assert_every_second_once(runs(db))
     listed = workplace.run("schedules", "list", "--app", "app:app").stdout
     assert "add" in listed
-    assert "0 12 * * mon" in listed
+    assert "Mondays at 12:00" in listed
     assert "Europe/Berlin" in listed
     assert "2 schedules" in listed
     assert workplace.run("check", "app:app").returncode == 0

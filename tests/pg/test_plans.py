@@ -24,7 +24,16 @@ SINCE = "2000-01-01"
 KEY, CLAIM, EXPIRY = "horsies_tasks_live_pkey", "horsies_tasks_live_claim", "horsies_tasks_live_expiry"
 KEYED = "horsies_tasks_live_keyed"
 PARKED = "horsies_tasks_live_parked"
-FIRST_COLUMN = {CLAIM: "queue_name", EXPIRY: "good_until", KEYED: "queue_name", PARKED: "enqueued_at"}
+UNIQUE = "horsies_tasks_live_unique"
+# Only the tasks that follow others are in this index: at most one for each that runs.
+FOLLOWS = "horsies_tasks_live_follows"
+FIRST_COLUMN = {
+    UNIQUE: "unique_key",
+    CLAIM: "queue_name",
+    EXPIRY: "good_until",
+    KEYED: "queue_name",
+    PARKED: "enqueued_at",
+}
 
 _LANE = {"pool": 0, "queue_name": "default", "is_async": False, "rate_key": "", "quota": 100}
 _FROM_THE_START = {"priority": 0, "enqueued_at": SINCE, "id": str(UUID(int=0))}
@@ -133,7 +142,11 @@ def busy_url(quiet_url: str) -> Iterator[str]:
         ("cancellation", "cancel", {KEY}),
         ("tasks", "expire", {KEY, EXPIRY}),
         # The first row by expiry is one step into that index.
-        ("tasks", "next_due", {CLAIM, KEYED, f"{EXPIRY}, from its start", f"{PARKED}, from its start"}),
+        (
+            "tasks",
+            "next_due",
+            {CLAIM, KEYED, UNIQUE, *(f"{index}, from its start" for index in (EXPIRY, PARKED, FOLLOWS))},
+        ),
         ("steps", "store", {KEY}),
         ("steps", "load", {KEY}),
         ("steps", "lock_to_park", {KEY}),

@@ -177,6 +177,10 @@ def shadowed(database_url: str, db: Db) -> None:
         connection.execute(OPERATOR_SHADOWS, {"types": list(TYPES), "operators": list(OPERATORS)})
 
 
+DEBOUNCED = (
+    "'id', gen_random_uuid(), 'task_name', 'add', 'queue_name', 'default', 'is_async', false, 'priority', 100, 'kwargs', '{}',"
+    " 'max_retries', 0, 'unique_key', '7', 'task_options', '{\"on_conflict\":\"last\"}'"
+)
 # Every function of ours, with arguments with which it does its work.
 CALLS = (
     "SELECT horsies_prepare_history(7)",
@@ -189,8 +193,17 @@ CALLS = (
     "SELECT horsies_send('add', idempotency_key => 'k')",
     "SELECT horsies_signal(id, 'approved', '1'), horsies_wake(ARRAY[id]) FROM horsies_tasks",
     "SELECT horsies_send('add', idempotency_key => 'k')",
-    "SELECT horsies_lane(ROW ('a', 'q', 1, false, 0, NULL, NULL, now(), '', 'x', 1, 1, 1)::horsies_task_definitions,"
-    " '{\"x\": 7}')",
+    'SELECT horsies_lane(json_populate_record(NULL::horsies_task_definitions, \'{"task_name": "a", "key_source": "x",'
+    ' "key_concurrency": 1, "key_seconds": 1, "key_burst": 1}\'), \'{"x": 7}\')',
+    *[
+        f"SELECT horsies_debounce(json_build_object({DEBOUNCED}), {rule!r})"
+        for rule in ("first", "again", "last")
+    ],
+    "UPDATE horsies_tasks_live SET status = 'RUNNING', claimed_by_worker_id = gen_random_uuid(), started_at = now()"
+    " WHERE unique_key IS NOT NULL",
+    f"SELECT horsies_debounce(json_build_object({DEBOUNCED}), 'last')",
+    "DELETE FROM horsies_tasks_live WHERE unique_key IS NOT NULL",
+    "SELECT horsies_follow(NULL), horsies_follow('7')",
     "SELECT horsies_new_id(), horsies_queue_channel('q'), horsies_queue_channel(repeat('q', 90)), horsies_time_bounds(),"
     " horsies_node_result('SKIPPED', NULL, 1), horsies_node_result('COMPLETED', '1', 1), horsies_histogram('{1, 2}'),"
     " horsies_add('{1, 2}', '{3, 4}')",
@@ -256,7 +269,7 @@ def test_who_may_create_in_our_schema_does_not_get_the_rights_of_those_who_call_
 
 def test_every_function_of_ours_is_called_beside_the_shadows(db: Db) -> None:
     """Those that are called by others are not called by name."""
-    inner = {"horsies_store_workflow", "horsies_workflow_fault", "horsies_refuse"}
+    inner = {"horsies_store_workflow", "horsies_workflow_fault", "horsies_refuse", "horsies_join"}
     rows = db.execute(
         "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND prokind = 'f'"
         " AND prorettype <> 'trigger'::regtype"

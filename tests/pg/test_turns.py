@@ -114,7 +114,7 @@ def test_a_run_of_a_debounced_task_replaces_the_one_that_waits(
 
     scheduler.run_due()
 
-    replaced, beside = sent(db)
+    replaced, beside = sorted(sent(db), key=lambda task: task["task_name"])
     assert (str(replaced["id"]), replaced["kwargs"]) == (waiting.task_id, '{"x":1,"y":3}')
     assert (beside["task_name"], beside["unique_key"]) == ("other", None)
 

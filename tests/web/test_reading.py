@@ -86,7 +86,7 @@ def test_the_first_tasks_of_a_deep_queue_are_read_in_the_order_of_an_index(db: D
     assert ways - {by_key} <= {
         (kind, f"horsies_tasks_live_{index}")
         for kind in ("Index Scan", "Index Only Scan")
-        for index in ("claim", "parked")
+        for index in ("claim", "parked", "follows")
     }
     assert ways
 

@@ -261,7 +261,10 @@ WITH RECURSIVE live (queue_name) AS (
     SELECT worker_id, queues FROM horsies_workers WHERE dead_at IS NULL AND lease_expires_at > now()
 ), parked AS MATERIALIZED (
     SELECT queue_name, count(*) AS tasks
-      FROM (SELECT queue_name FROM horsies_tasks_live WHERE parked_at IS NOT NULL LIMIT %(most)s) AS first GROUP BY 1
+      FROM (SELECT queue_name FROM horsies_tasks_live WHERE parked_at IS NOT NULL AND follows IS NULL
+             UNION ALL
+            SELECT queue_name FROM horsies_tasks_live WHERE follows IS NOT NULL
+             LIMIT %(most)s) AS first GROUP BY 1
 ), names AS (
     SELECT queue_name FROM live WHERE queue_name IS NOT NULL
     UNION SELECT queue_name FROM parked

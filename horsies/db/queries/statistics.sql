@@ -112,7 +112,8 @@ SELECT minute AS at, least(greatest(sum(pending), -9e18), 9e18)::bigint AS pendi
 -- name: busiest
 -- Sum the counts since a time by queue and task, the most frequent first. Sums are cut to what fits a bigint, because anybody
 -- may have written the rows.
-SELECT queue_name, task_name, least(greatest(sum(completed), -9e18), 9e18)::bigint AS completed,
+SELECT left(queue_name, 300) AS queue_name, left(task_name, 300) AS task_name,
+       least(greatest(sum(completed), -9e18), 9e18)::bigint AS completed,
        least(greatest(sum(failed), -9e18), 9e18)::bigint AS failed,
        least(greatest(sum(cancelled) + sum(expired), -9e18), 9e18)::bigint AS other,
        least(greatest(sum(run_ms), -9e18), 9e18)::bigint AS run_ms,
@@ -120,7 +121,7 @@ SELECT queue_name, task_name, least(greatest(sum(completed), -9e18), 9e18)::bigi
        least(greatest(sum(expired), -9e18), 9e18)::bigint AS expired
   FROM horsies_rollups
  WHERE minute >= %(since)s AND minute <= now() AND queue_name <> ''
- GROUP BY queue_name, task_name ORDER BY sum(completed) + sum(failed) DESC, queue_name, task_name LIMIT %(limit)s;
+ GROUP BY 1, 2 ORDER BY sum(completed) + sum(failed) DESC, 1, 2 LIMIT %(limit)s;
 
 -- name: rate_limits
 -- The rate limits of tasks, those that must wait longest first. Epochs are subtracted: PostgreSQL up to 16 cannot subtract

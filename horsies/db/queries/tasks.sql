@@ -779,9 +779,10 @@ task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.rat
 AND task.parked_at IS NULL
 
 -- fragment: is_free_to_follow
+-- One descent of an index for each follower: as a scalar, the query below cannot become a join that reads all unique keys.
 FROM horsies_tasks_live AS task
 WHERE task.follows IS NOT NULL
-  AND NOT EXISTS (SELECT FROM horsies_tasks_live AS before WHERE before.unique_key = task.follows)
+  AND (SELECT true FROM horsies_tasks_live AS before WHERE before.unique_key = task.follows LIMIT 1) IS NULL
 
 -- name: follow
 -- Let the tasks start that follow others which have ended. As a rule there are none: whoever ends a task, and whoever sends a
