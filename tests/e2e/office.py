@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from tests.support.waiting import eventually
 from tests.support.workers import RunningWorker, Workplace
 
 # What most apps here begin with. The URL is taken when the app is made, so that several apps can be loaded at once.
@@ -20,6 +21,10 @@ class Office(NamedTuple):
     def gate(self, name: str) -> Path:
         """A file that does not exist yet, for a task to wait for."""
         return self.place.folder / f"gate-{name}"
+
+    def until_begun(self, name: str) -> None:
+        """Wait until the code of a task has begun: it creates a file beside its gate. A row says RUNNING before that."""
+        eventually(self.gate(f"{name}-begun").exists, what="the task having begun")
 
 
 def staffed(place: Workplace, source: str, *arguments: str) -> Office:

@@ -291,7 +291,7 @@ def test_a_stop_lets_them_end(workplace: Workplace, db: Db) -> None:
     office = staffed(workplace, APP, "--processes=1")
     gate = office.gate("stop")
     handle = office.tasks.wait_for.send(str(gate)).unwrap()
-    eventually(office.gate("stop-begun").exists, what="the task having begun")
+    office.until_begun("stop")
 
     office.worker.process.terminate()
     eventually(lambda: "for 1 running task" in office.worker.log, what="the worker stopping")

@@ -45,6 +45,7 @@ def pid() -> TaskResult[int, TaskError]:
 
 @app.task("wait_for")
 def wait_for(path: str) -> TaskResult[int, TaskError]:
+    Path(f"{path}-begun").touch()
     while not Path(path).exists():
         time.sleep(0.005)
     return TaskResult(ok=os.getpid())
@@ -138,8 +139,9 @@ def _still_serves(office: Office) -> None:
 
 
 def test_a_child_killed_from_outside_is_a_crash_too(office: Office, shared_db: Db) -> None:
-    handle = office.tasks.wait_for.send(str(office.gate("never"))).unwrap()
+    handle = office.tasks.wait_for.send(str(office.gate("outside"))).unwrap()
     pid = until_status(shared_db, handle, "RUNNING")["worker_pid"]
+    office.until_begun("outside")  # before, the task would go to another child
 
     os.kill(pid, signal.SIGTERM)
 
@@ -204,6 +206,7 @@ def test_tasks_claimed_ahead_of_a_crash_run_once_each(workplace: Workplace, db: 
     own = staffed(workplace, APP, "--processes=1", "--prefetch-buffer=4")
     blocker = own.tasks.wait_for.send(str(own.gate("never"))).unwrap()
     pid = until_status(db, blocker, "RUNNING")["worker_pid"]
+    own.until_begun("never")
     files = [own.place.folder / f"behind-{number}" for number in range(4)]
     behind = [own.tasks.record.send(str(file)).unwrap() for file in files]
     for handle in behind:

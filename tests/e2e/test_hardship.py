@@ -38,7 +38,9 @@ def die() -> TaskResult[int, TaskError]:
     os._exit(9)
 
 @app.task("spin", timeout_ms=1_000)
-def spin() -> TaskResult[int, TaskError]:
+def spin(begun: str | None = None) -> TaskResult[int, TaskError]:
+    if begun is not None:
+        Path(begun).touch()
     while True:
         pass
 
@@ -346,8 +348,9 @@ def test_a_task_that_resets_every_signal_is_not_ended_by_one_of_the_workers(
 
 
 def test_a_limit_holds_in_a_process_that_is_stopped(office: Office, shared_db: Db) -> None:
-    handle = office.tasks.spin.send().unwrap()
+    handle = office.tasks.spin.send(str(office.gate("spin-begun"))).unwrap()
     pid = until_status(shared_db, handle, "RUNNING")["worker_pid"]
+    office.until_begun("spin")  # before, the task would go to another child
 
     os.kill(pid, signal.SIGSTOP)
 

@@ -36,6 +36,7 @@ def calls() -> TaskResult[int, TaskError]:
 
 @app.task("wait_for")
 def wait_for(path: str) -> TaskResult[int, TaskError]:
+    Path(f"{path}-begun").touch()
     while not Path(path).exists():
         time.sleep(0.005)
     return TaskResult(ok=os.getpid())
@@ -177,6 +178,7 @@ def _terminated(office: Office, db: Db) -> int:
     """A child that was ended from outside, and its task with it."""
     handle = office.tasks.wait_for.send(str(office.gate("never"))).unwrap()
     pid = until_status(db, handle, "RUNNING")["worker_pid"]
+    office.until_begun("never")  # before, the task would go to another child
     os.kill(pid, signal.SIGTERM)
     error = handle.get(20_000).err_value
     assert error.error_code is OperationalErrorCode.WORKER_CRASHED

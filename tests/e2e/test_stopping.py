@@ -105,7 +105,7 @@ def test_a_second_signal_ends_running_tasks_by_their_policy_and_is_named_as_the_
     lost = office.tasks.wait_for.send(str(office.gate("first"))).unwrap()
     repeatable = office.tasks.once_more.send(str(office.gate("second"))).unwrap()
     for gate in ("first", "second"):  # as long as its code has not begun, a task is given back
-        eventually(office.gate(f"{gate}-begun").exists, what="the task having begun")
+        office.until_begun(gate)
 
     os.killpg(office.worker.pid, number)
     eventually(lambda: _is_stopping(office), what="the worker stopping")
@@ -128,7 +128,7 @@ def test_tasks_that_do_not_end_in_the_time_for_it_are_ended(workplace: Workplace
     office = staffed(workplace, APP, "--processes=1", "--drain-seconds=1")
     processes = descendants(office.worker.pid)
     running = office.tasks.wait_for.send(str(office.gate("never"))).unwrap()
-    eventually(office.gate("never-begun").exists, what="the task having begun")
+    office.until_begun("never")
 
     assert office.worker.stop() == 0
 
