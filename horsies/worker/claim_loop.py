@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from psycopg import errors
 
-from horsies.db.connection import Connection, hangup_after
+from horsies.db.connection import Connection, hangup_after, time_to_store
 from horsies.db.queries.tasks import Claimed, stopped
 from horsies.executor.protocol import Outcome
 from horsies.keys import is_keyed
@@ -275,7 +275,7 @@ class ClaimLoop:
 
     async def _settle_and_claim(self, connection: Connection) -> None:
         try:
-            with hangup_after(connection):
+            async with time_to_store(connection, self._settler.characters):
                 await self.trips.settle_start_and_claim(connection)
         except (errors.SerializationFailure, errors.DeadlockDetected):
             logger.debug("lost a race for a row, trying again")
@@ -291,8 +291,9 @@ class ClaimLoop:
             if self._needs_help():
                 self._helper_idle.clear()
                 try:
-                    with RowFault() as fault, hangup_after(connection):
-                        await self.trips.settle_completed_and_claim(connection)
+                    with RowFault() as fault:
+                        async with time_to_store(connection, self._settler.characters):
+                            await self.trips.settle_completed_and_claim(connection)
                     if fault:
                         logger.error(
                             "A row that could not be singled out made a statement fail", exc_info=fault.error

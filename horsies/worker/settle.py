@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from horsies.codec import encode_result
+from horsies.db.connection import LARGE_CHARACTERS
 from horsies.db.queries.tasks import UNDONE, Claimed, Completed, Failure
 from horsies.errors import HorsiesError
 from horsies.executor.protocol import Outcome
@@ -30,7 +31,6 @@ logger = logging.getLogger("horsies.settle")
 
 # A task whose process died so often is not retried.
 MAX_CRASHES = 3
-MAX_STATEMENT_CHARACTERS = 32 * 1_048_576
 MAX_NAME_CHARACTERS = 255
 # How long, and how much in all, outcomes are kept after they were written.
 RECENT_SECONDS, RECENT_CHARACTERS = 30.0, 8 * 1_048_576
@@ -50,6 +50,11 @@ class Settler:
 
     def __bool__(self) -> bool:
         return bool(self.completed or self.failed)
+
+    @property
+    def characters(self) -> int:
+        """The number of characters of the outcomes that the next statements store."""
+        return _batch_size(self.completed)[1] + _batch_size(self.failed)[1]
 
     @property
     def claims(self) -> set[tuple[str, int]]:
@@ -192,14 +197,21 @@ AnyOutcome = TypeVar("AnyOutcome", Completed, Failure)
 
 def _take_batch(outcomes: list[AnyOutcome]) -> list[AnyOutcome]:
     """Remove and return the outcomes for one statement: at least one, and no more than PostgreSQL takes easily."""
-    count = size = 0
-    for outcome in outcomes:
-        size += len(outcome.result) + (len(outcome.park or "") if isinstance(outcome, Failure) else 0)
-        if count and size > MAX_STATEMENT_CHARACTERS:
-            break
-        count += 1
+    count, _ = _batch_size(outcomes)
     taken, outcomes[:] = outcomes[:count], outcomes[count:]
     return taken
+
+
+def _batch_size(outcomes: Sequence[Completed | Failure]) -> tuple[int, int]:
+    """Return how many outcomes go into one statement, and how many characters they have."""
+    count = size = 0
+    for outcome in outcomes:
+        own = len(outcome.result) + (len(outcome.park or "") if isinstance(outcome, Failure) else 0)
+        if count and size + own > LARGE_CHARACTERS:
+            break
+        size += own
+        count += 1
+    return count, size
 
 
 class _Options(msgspec.Struct):

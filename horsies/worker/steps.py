@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from horsies.config import PostgresConfig
-from horsies.db.connection import TRANSIENT, Connection, connect_worker, hangup_after
+from horsies.db.connection import LARGE_CHARACTERS, TRANSIENT, Connection, connect_worker, time_to_store
 from horsies.db.queries import steps
 from horsies.db.queries.steps import EndedStep
 from horsies.db.queries.tasks import Claimed
@@ -30,8 +30,6 @@ IDLE_SECONDS = 60.0
 RETRY_SECONDS = 0.5
 # The questions of children that ask one after another gather for at most so long.
 GATHER_SECONDS = 0.002
-# PostgreSQL reads a statement of this size easily.
-MAX_STATEMENT_CHARACTERS = 32 * 1_048_576
 
 
 class Asked(NamedTuple):
@@ -93,11 +91,12 @@ class StepWriter:
 
     async def _answer(self, connection: Connection) -> None:
         self._has_asked.clear()
-        batch, self._asked = _take(self._asked)
+        batch, characters = _batch(self._asked)
+        self._asked = self._asked[len(batch) :]
         if self._asked:
             self._has_asked.set()
         try:
-            with hangup_after(connection):
+            async with time_to_store(connection, characters):
                 asked = [(each.question, each.task) for each in batch]
                 replies = await answer(connection, asked, self._worker_id)
         except BaseException:
@@ -110,15 +109,16 @@ class StepWriter:
         self._expected = max(len(batch), self._expected // 2)
 
 
-def _take(asked: list[Asked]) -> tuple[list[Asked], list[Asked]]:
-    """Return the questions for one statement, and the others."""
+def _batch(asked: Sequence[Asked]) -> tuple[list[Asked], int]:
+    """Return the questions for one statement, and how many characters they carry."""
     count = size = 0
     for each in asked:
-        size += len(each.question.result) if isinstance(each.question, StoreStep) else 0
-        if count and size > MAX_STATEMENT_CHARACTERS:
+        own = len(each.question.result) if isinstance(each.question, StoreStep) else 0
+        if count and size + own > LARGE_CHARACTERS:
             break
+        size += own
         count += 1
-    return asked[:count], asked[count:]
+    return list(asked[:count]), size
 
 
 async def answer(

@@ -384,7 +384,7 @@ def test_without_a_limit_a_result_of_100_mb_arrives(workplace: Workplace) -> Non
     own = staffed(workplace, APP.replace("for_database_url(URL)", unlimited), "--processes=1")
     before = _pid(own)
 
-    result = own.tasks.give_much.send().unwrap().get(60_000)
+    result = own.tasks.give_much.send().unwrap().get(100_000)
 
     assert result.ok_value == "x" * 100_000_000
     assert _pid(own) == before

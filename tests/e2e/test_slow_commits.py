@@ -1,4 +1,4 @@
-"""A task whose commit takes long starts soon after the commit, although its sender could not see that the worker waits."""
+"""Transactions that take long: a task is started soon after its slow commit, and a large result has the time that it needs."""
 
 from __future__ import annotations
 
@@ -62,3 +62,37 @@ def test_a_send_that_is_slow_to_commit_is_started_without_a_poll(
         return not row["worker_waited"]
 
     eventually(missed_the_worker, 60, "a send that reads the worker's row before the worker waits")
+
+
+LARGE = """
+app = Horsies(AppConfig.for_database_url(
+    os.environ["HORSIES_DATABASE_URL"], payload=PayloadPolicy(warn_bytes=None, reject_bytes=None)
+))
+
+@app.task("give")
+def give(size: int) -> str:
+    return "x" * size
+"""
+
+# Longer than the server and the worker wait for a statement of the usual size.
+STALL = """
+CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_sleep(15.5);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER stall BEFORE UPDATE ON horsies_tasks_live FOR EACH ROW
+    WHEN (length(NEW.result) > 9000000) EXECUTE FUNCTION stall();
+"""
+
+
+def test_a_large_result_is_stored_by_a_server_that_takes_long(workplace: Workplace, db: Db) -> None:
+    workplace.write(LARGE)
+    tasks = workplace.load()
+    db.execute(STALL)
+    worker = workplace.start("--processes=1")
+
+    assert len(tasks.give.delay(10_000_000).result(timeout=60)) == 10_000_000
+
+    assert tasks.give.delay(1).result(timeout=60) == "x"
+    assert "hanging up" not in worker.log
