@@ -39,7 +39,7 @@ help:
 	@echo 'make test    run the whole test suite on a PostgreSQL of its own, or on HORSIES_TEST_SERVER'
 	@echo 'make servers fetch PostgreSQL 13, 14, 16 and 17; then HORSIES_TEST_SERVER=13 make test'
 	@echo 'make lowest  test with the lowest versions of all dependencies, in an environment of its own'
-	@echo 'make lint    style and import rules'
+	@echo 'make lint    style, import rules and spelling'
 	@echo 'make types   type check, of the code and of what users see of it'
 	@echo 'make docs    build the site into build/site; fails on a link that leads nowhere'
 	@echo 'make bench   measure how fast it is on this machine, for two to three hours; BENCH=--quick for three minutes'
@@ -65,6 +65,7 @@ lint: $(VENV)/.develops
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs/*.md docs/reference horsies bench examples
 
 types: $(VENV)/.develops
 	$(BIN)/pyright
