@@ -226,7 +226,7 @@ async def connect(config: PostgresConfig, *, session: bool = False, name: str = 
         cursor_factory=qualifying_async_cursor(schema) if pooled and schema is not None else None,
     )
     read_leniently(connection)
-    return connection if pooled else await _with_search_path(connection, schema)
+    return connection if pooled or schema is None else await _set_up(connection, search_path(schema).encode())
 
 
 async def connect_worker(config: PostgresConfig, name: str) -> Connection:
@@ -240,7 +240,9 @@ async def connect_worker(config: PostgresConfig, name: str) -> Connection:
     )
     for kind in ("uuid", "timestamptz"):
         connection.adapters.register_loader(kind, TextLoader)
-    return await _with_search_path(connection, config.schema)
+    if config.schema is None:
+        return connection
+    return await _set_up(connection, search_path(config.schema).encode())
 
 
 # The connection strings of open connections, with all hosts: a connection itself knows only the host that it goes to.
@@ -267,17 +269,16 @@ def server_of(connection: AsyncConnection[Any] | psycopg.Connection[Any]) -> tup
     return connection.info.host, connection.info.port
 
 
-async def _with_search_path(connection: Connection, schema: str | None) -> Connection:
-    """Set the search path of a new connection, and close the connection if that fails.
+async def _set_up(connection: Connection, settings: bytes) -> Connection:
+    """Change settings of a new connection, and close the connection if that fails or is cancelled.
 
     A startup option would save the round trip, but a pooler in session mode rejects the option or silently drops it.
     """
-    if schema is not None:
-        try:
-            await connection.execute(search_path(schema).encode())
-        except BaseException:
-            await connection.close()
-            raise
+    try:
+        await connection.execute(settings)
+    except BaseException:
+        await connection.close()
+        raise
     return connection
 
 
@@ -490,7 +491,7 @@ class Database:
             await connection.close()
         connection = await connect(self.config, name=self._name)
         if not self.config.pgbouncer_transaction_mode:
-            await connection.execute(self._plans)
+            await _set_up(connection, self._plans)
         return connection, time.monotonic()
 
     async def close(self) -> None:

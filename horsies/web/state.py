@@ -151,6 +151,9 @@ class QueryCache:
         self._clock = clock
         self._entries: dict[Hashable, _Entry] = {}
         self._running: dict[Hashable, asyncio.Task[Any]] = {}
+        self._queries: set[asyncio.Task[Any]] = (
+            set()
+        )  # all that run, also those whose result nobody may share any more
         self._generation = 0
 
     async def get(
@@ -166,6 +169,7 @@ class QueryCache:
             running = asyncio.ensure_future(self._run(key, queries, query, self._generation))
             running.add_done_callback(lambda task: self._finished(key, task))
             self._running[key] = running
+            self._queries.add(running)
         return cast(T, await asyncio.shield(self._running[key]))
 
     def _cycle_seconds(self) -> float:
@@ -187,6 +191,7 @@ class QueryCache:
         return value
 
     def _finished(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        self._queries.discard(task)
         if self._running.get(key) is task:
             del self._running[key]
         if not task.cancelled():
@@ -197,6 +202,14 @@ class QueryCache:
         self._generation += 1
         self._entries.clear()
         self._running.clear()
+
+    async def close(self) -> None:
+        """Cancel the queries that still run, and wait for their ends. They outlive the requests that began them."""
+        self.clear()
+        running = list(self._queries)
+        for query in running:
+            query.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 POLL_SECONDS = 1.0
@@ -231,11 +244,8 @@ class Broadcaster:
         return events
 
     def leave(self, events: asyncio.Queue[str]) -> None:
-        """Remove a viewer; stop polling after the last one."""
+        """Remove a viewer. Polling stops after the last one."""
         self._viewers.discard(events)
-        if not self._viewers and self._polling is not None:
-            self._polling.cancel()
-            self._polling = None
 
     def send(self, event: str) -> None:
         """Send an event to all viewers, except those who have an unread one: they will reload anyway."""
@@ -247,6 +257,13 @@ class Broadcaster:
         """End all streams, because the server stops."""
         for viewer in self._viewers:
             viewer.put_nowait(END)
+
+    async def close(self) -> None:
+        """Stop polling, and wait for the end of the query under way."""
+        if (polling := self._polling) is not None:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+            self._polling = None
 
     async def stream(self, events: asyncio.Queue[str]) -> AsyncGenerator[str]:
         """Yield the events of one viewer in the format of server-sent events."""
@@ -265,16 +282,19 @@ class Broadcaster:
 
     async def _poll(self) -> None:
         last = None
-        while True:
-            try:
-                position = await self._pulse()
-            except (psycopg.Error, HorsiesError, *TRANSIENT):
-                position = None
-                self.send(UNAVAILABLE)
-            if position is not None and position != last:
-                self.send(CHANGED)
-            last = position
-            await asyncio.sleep(POLL_SECONDS)
+        try:
+            while self._viewers:
+                try:
+                    position = await self._pulse()
+                except (psycopg.Error, HorsiesError, *TRANSIENT):
+                    position = None
+                    self.send(UNAVAILABLE)
+                if position is not None and position != last:
+                    self.send(CHANGED)
+                last = position
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            self._polling = None
 
 
 class EventStream(StreamingResponse):
@@ -384,6 +404,8 @@ class DashboardState:
 
     async def close(self) -> None:
         await asyncio.gather(*self._jobs, return_exceptions=True)
+        await self.broadcaster.close()
+        await self.cache.close()
         for pool in (self._read_pool, self._action_pool, self.replica and self.replica.pool):
             if pool is not None:
                 await pool.close()

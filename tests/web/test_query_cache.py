@@ -75,6 +75,58 @@ def test_after_an_action_everything_is_asked_anew_and_what_was_on_its_way_is_not
     assert asyncio.run(watch()) == ["after", "before", "after"]
 
 
+def test_no_query_outlives_the_cache() -> None:
+    ended: list[str] = []
+
+    async def watch() -> list[str]:
+        answers = QueryCache()
+
+        async def look(name: str) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(name)
+
+        requests = [asyncio.create_task(answers.get("queues", 1.0, lambda: look("cleared")))]
+        await asyncio.sleep(0)
+        answers.clear()
+        requests.append(asyncio.create_task(answers.get("queues", 1.0, lambda: look("shared"))))
+        await asyncio.sleep(0)
+        for request in requests:
+            request.cancel()
+        await asyncio.sleep(0)
+        before = list(ended)
+        await answers.close()
+        return before
+
+    assert asyncio.run(watch()) == [], "a query outlives its request"
+    assert sorted(ended) == ["cleared", "shared"]
+
+
+def test_no_poll_outlives_the_dashboard() -> None:
+    ended: list[str] = []
+
+    async def watch() -> None:
+        begun = asyncio.Event()
+
+        async def pulse() -> str:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("poll")
+            return "never"
+
+        broadcaster = Broadcaster(pulse)
+        assert broadcaster.join() is not None
+        await begun.wait()
+        await broadcaster.close()
+        assert ended == ["poll"]
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(watch())
+
+
 def test_one_look_at_the_database_serves_all_who_follow_and_none_is_made_without_them() -> None:
     looks: list[int] = []
 
