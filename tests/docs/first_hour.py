@@ -304,7 +304,9 @@ def _first_task(hour: FirstHour) -> None:
 
 
 def _wrong_type(hour: FirstHour) -> None:
-    hour.say("## Mistake 1: an argument of the wrong type", "The send raises `SendError`, and nothing is stored:")
+    hour.say(
+        "## Mistake 1: an argument of the wrong type", "The send raises `SendError`, and nothing is stored:"
+    )
     hour.write("wrong.py", WRONG)
     hour.type("python wrong.py", fails=True)
 
@@ -316,7 +318,9 @@ def _unknown_option(hour: FirstHour) -> None:
 
 
 def _exception(hour: FirstHour) -> None:
-    hour.say("## Mistake 3: an exception in a task", "The caller gets `TaskFailed` with the end of the traceback:")
+    hour.say(
+        "## Mistake 3: an exception in a task", "The caller gets `TaskFailed` with the end of the traceback:"
+    )
     hour.write("divide.py", DIVIDE)
     said = hour.type("python divide.py", fails=True)
     hour.say("The worker logs the failure:")
