@@ -14,6 +14,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
 ]
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
