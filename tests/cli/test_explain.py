@@ -41,7 +41,7 @@ def test_a_name_with_two_meanings_is_explained_twice(workplace):
     said = workplace.run("explain", "TASK_NOT_FOUND").stdout
 
     assert "HRS-302: TASK_NOT_FOUND" in said
-    assert "\nTASK_NOT_FOUND: there is no task of this id" in said
+    assert "\nTASK_NOT_FOUND: no task has this id" in said
 
 
 @pytest.mark.parametrize(

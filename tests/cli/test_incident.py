@@ -65,7 +65,7 @@ class Terminal:
 def incident() -> Iterator[Block]:
     """The blocks of the story."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    first = lines.index("## An incident") + 1
+    first = lines.index("## Handle an incident") + 1
     last = next(number for number, line in enumerate(lines) if number > first and line.startswith("## "))
     yield from (block for block in blocks(PAGE) if first < block.line <= last)
 

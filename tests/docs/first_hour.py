@@ -279,8 +279,8 @@ def _install(hour: FirstHour) -> None:
     hour.say(
         "# The first hour",
         MADE,
-        "This is the terminal of somebody who installs horsies, runs a first task and makes five typical mistakes. A test types all of "
-        "it again and compares the answers. The [quickstart](quickstart.md) explains the steps.",
+        "This page is the transcript of a terminal session. It installs horsies, runs a first task and makes five typical mistakes. A "
+        "test repeats the session and compares the output. The [quickstart](quickstart.md) explains the steps.",
         "## Install",
     )
     hour.skip(
@@ -296,7 +296,7 @@ def _first_task(hour: FirstHour) -> None:
         "## A first task", "No database is configured, so horsies starts its own PostgreSQL for this project."
     )
     hour.write("tasks.py", TASKS)
-    hour.say("The worker runs in a terminal of its own:")
+    hour.say("Start a worker in a terminal of its own:")
     hour.start_worker("horsies worker tasks:app --processes 2")
     hour.say("Send a task from another terminal:")
     hour.write("send.py", SEND)
@@ -304,7 +304,9 @@ def _first_task(hour: FirstHour) -> None:
 
 
 def _wrong_type(hour: FirstHour) -> None:
-    hour.say("## Mistake 1: an argument of the wrong type", "The send is refused, and nothing is stored:")
+    hour.say(
+        "## Mistake 1: an argument of the wrong type", "The send raises `SendError`, and nothing is stored:"
+    )
     hour.write("wrong.py", WRONG)
     hour.type("python wrong.py", fails=True)
 
@@ -316,24 +318,26 @@ def _unknown_option(hour: FirstHour) -> None:
 
 
 def _exception(hour: FirstHour) -> None:
-    hour.say("## Mistake 3: an exception in a task", "The caller gets it with the end of the traceback:")
+    hour.say(
+        "## Mistake 3: an exception in a task", "The caller gets `TaskFailed` with the end of the traceback:"
+    )
     hour.write("divide.py", DIVIDE)
     said = hour.type("python divide.py", fails=True)
     hour.say("The worker logs the failure:")
     hour.worker_says("ZeroDivisionError: division by zero\n")
-    hour.say("The database keeps it:")
+    hour.say("`horsies show` prints the stored task:")
     hour.type(f"horsies show tasks:app {said.split()[0]}")
 
 
 def _no_worker(hour: FirstHour) -> None:
-    hour.say("## Mistake 4: no worker is running", "The worker is stopped with Ctrl-C:")
+    hour.say("## Mistake 4: no worker is running", "Stop the worker with Ctrl-C:")
     hour.stop_worker(shown=True)
-    hour.say("A task is stored all the same, and waits:")
+    hour.say("A task is still stored, and waits:")
     hour.write("patient.py", PATIENT)
     said = hour.type("python patient.py")
     task_id = said.split()[-1]
     hour.type(f"horsies why {task_id} --app tasks:app")
-    hour.say("A worker that starts later runs it, and whoever kept the id can ask again:")
+    hour.say("A worker that starts later runs the task. With its id, you can ask for the result again:")
     hour.start_worker("horsies worker tasks:app --processes 2")
     hour.write("again.py", AGAIN)
     hour.type(f"python again.py {task_id}")
@@ -341,12 +345,12 @@ def _no_worker(hour: FirstHour) -> None:
 
 
 def _no_database(hour: FirstHour) -> None:
-    hour.say("## Mistake 5: the database is away", "Here the URL names a port on which nobody listens:")
+    hour.say("## Mistake 5: the database cannot be reached", "In this URL, no server listens on the port:")
     hour.type("HORSIES_DATABASE_URL=postgresql://ann@127.0.0.1:1/shop python send.py", fails=True)
     hour.type(
         "HORSIES_DATABASE_URL=postgresql://ann@127.0.0.1:1/shop horsies check tasks:app --live", fails=True
     )
-    hour.say("[Tasks](tasks.md) and [errors and retries](errors-and-retries.md) go on from here.")
+    hour.say("Continue with [tasks](tasks.md) and [errors and retries](errors-and-retries.md).")
 
 
 SCENES: list[Callable[[FirstHour], None]] = [
