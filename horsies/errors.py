@@ -471,7 +471,7 @@ class TaskNotFound(_NoValue):
 
 
 class ResultUnavailable(_NoValue):
-    """The result cannot be read: the database is away, or the result is no longer stored. The task may have succeeded.
+    """The result cannot be read: the database is unreachable, or the result is no longer stored. The task may have succeeded.
 
     >>> try:
     ...     handle.result(timeout=10)

@@ -207,7 +207,7 @@ class Supervisor:
             service.output.close()
 
     def close(self) -> None:
-        """Stop all services for good."""
+        """Stop all services, and start none of them again."""
         self.stop()
         self._pipes.close()
 

@@ -132,7 +132,7 @@ class Settler:
         )
 
     def _handler_of(self, task: Claimed) -> str | None:
-        """Return the name of the task to send if this one fails for good, from its options or else its definition."""
+        """Return the name of the task to send if this one finally fails, from its options or else its definition."""
         if task.task_options is None:
             known = self._app.tasks.get(task.task_name)
             return None if known is None else known.definition.on_failure

@@ -1,6 +1,6 @@
 """Write the progress and the log lines of running tasks in batches, at most twice a second, beside the hot path.
 
-A connection is opened when there is output and closed after some idle time. While the database is away, the last lines of
+A connection is opened when there is output and closed after some idle time. While the database is unreachable, the last lines of
 each run are kept.
 """
 

@@ -23,7 +23,7 @@ PLAINER = {
     r"\bin good order\b": "gracefully",
     r"\bin vain\b": "without success",
     r"\b(is|are) away\b": "is unreachable",
-    r"\bis told in\b": "is explained in",
+    r"\bis told in \[": "is explained in",
     r"\bleads? nowhere\b": "is broken",
     r"\bof its own accord\b": "by itself",
     r"\bor the like\b": "or similar",

@@ -270,7 +270,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     A `snoozed` task is run again later, and so is a parked one; the run does not count as an attempt. If it `holds_lane`, no task
     of its key or rate limit starts before that. An `asked` failure applies only if the task
-    was cancelled. When the task has failed for good, the task named `on_failure` is sent.
+    was cancelled. When the task has finally failed, the task named `on_failure` is sent.
     """
 
     id: str
