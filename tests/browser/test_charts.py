@@ -67,6 +67,26 @@ def test_the_values_of_a_step_appear_under_the_pointer_and_a_click_leads_to_its_
 
 
 @browses
+def test_the_values_stay_under_the_pointer_when_new_figures_come(
+    serve: Serve, watch: Watch, database_url: str, db: Db
+) -> None:
+    scene.fill_day(database_url, 300)
+    page = watch(serve(database_url), width=1440).open("/?range=6h")
+    page.evaluate("document.addEventListener('fresh', () => document.body.dataset.isFresh = true)")
+    box = page.locator(".plot", has_text="Throughput").locator(".frame").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
+
+    db.execute(
+        "INSERT INTO horsies_tasks_live (task_name, queue_name, kwargs) VALUES ('add', 'default', '{}')"
+    )
+    page.wait_for_selector("body[data-is-fresh]", state="attached")
+
+    expect(page.locator(".cursor:visible")).to_have_count(4)
+    expect(page.locator("#tip")).to_contain_text("UTC")
+
+
+@browses
 def test_totals_are_the_sums_of_their_parts(serve: Serve, watch: Watch, database_url: str, db: Db) -> None:
     scene.fill_day(database_url, 3_000)
     base = serve(database_url)

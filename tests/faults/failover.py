@@ -29,6 +29,8 @@ STALL_SECONDS = 20.0
 LAG_SECONDS = 0.03
 # What holds even if a server that has lost the end of its log takes over.
 WITHOUT_REPLICATION = frozenset({"tasks made up", "false crashes", "orphans"})
+# A worker that is cut off together with the old primary renews its lease there: for the new one it is dead.
+WITHOUT_CONTACT = WITHOUT_REPLICATION - {"false crashes"}
 
 
 def kill_primary(cluster: Cluster, scene: Scene) -> int:
@@ -165,6 +167,8 @@ def splits(folder: Path, seed: int, count: int, *, is_sync: bool, **settings: An
     with servers(is_sync=is_sync) as cluster, ExitStack() as links:
         sides = Sides(cluster, links)
         load = {"sends": 3_000 * count, "seconds": 30.0 * count, "urls": sides.urls, **settings}
+        if not is_sync:
+            load["promises"] = WITHOUT_CONTACT
         return run(folder, cluster, seed, partial(split, cluster, sides), count, is_sync=is_sync, **load)
 
 

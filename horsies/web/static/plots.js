@@ -9,12 +9,19 @@ export function plots() {
   tip.id = "tip";
   tip.hidden = true;
   document.body.append(tip);
-  document.addEventListener("pointermove", (event) => {
-    const frame = event.target.closest?.(".plot .frame");
+  let pointer = null;
+  const follow = () => {
+    const frame = document.elementFromPoint(pointer.clientX, pointer.clientY)?.closest(".plot .frame");
     tip.hidden = !frame;
-    if (frame) show(tip, frame, event);
+    if (frame) show(tip, frame, pointer);
     else for (const each of document.querySelectorAll(".cursor:not([hidden])")) each.hidden = true;
+  };
+  document.addEventListener("pointermove", (event) => {
+    pointer = event;
+    follow();
   });
+  // New figures come with new plots, below a pointer that has not moved.
+  document.addEventListener("fresh", () => pointer && follow());
   document.addEventListener("click", (event) => {
     const frame = event.target.closest?.(".plot .frame.leads");
     if (!frame) return;
