@@ -115,7 +115,11 @@ def busy(number: int) -> Returned:
 async def beside(number: int) -> Returned:
     """Runs beside others."""
     began = begin(number, "beside", WIDE)
-    await asyncio.sleep(seconds(number))
+    try:
+        await asyncio.sleep(seconds(number))
+    except asyncio.CancelledError:
+        witness.say("stop", number=number, began=began)
+        raise
     return TaskResult(ok=end(number, began))
 
 

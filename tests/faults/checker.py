@@ -266,13 +266,19 @@ class _Facts:
 
     def end(self, run: Run) -> int:
         """Until when a run lasted at least."""
-        return max(run.began, self._history.alive.get(run.pid, run.began)) if run.ended is None else run.ended
+        if run.ended is not None:
+            return run.ended
+        return run.stopped or max(run.began, self._history.alive.get(run.pid, run.began))
 
     def _undone_until(self, first: Run, second: Run) -> int | None:
-        """The end of the crash of the server that may have undone the claim of a run before the next one began."""
+        """The end of the crash of the server that may have undone the claim of a run before the next one began.
+
+        What was claimed before the crash may begin during it.
+        """
         if first.task not in self._history.unflushed:
             return None
-        ends = (over for began, over in self._history.server_crashes if first.began <= began < second.began)
+        crashes = self._history.server_crashes
+        ends = (over for began, over in crashes if first.began <= over and began < second.began)
         return next(ends, None)
 
     def freeze_of(self, run: Run) -> Freeze | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -86,17 +88,31 @@ def undo_a_claim(server: OwnServer, scene: Scene) -> None:
     assert any(_undoes_a_claim(server, scene) for _ in range(10)), "no crash has undone a claim"
 
 
+# Claims since the last look, if the log from then on is not on disk: their own part of it is not, either.
+_NOT_ON_DISK = """SELECT id, claim_seq, started_at FROM horsies_tasks_live
+                   WHERE status = 'RUNNING' AND started_at > %s AND pg_current_wal_flush_lsn() <= %s"""
+
+
 def _undoes_a_claim(server: OwnServer, scene: Scene) -> bool:
-    just_claimed = """SELECT id, claim_seq FROM horsies_tasks_live
-                       WHERE status = 'RUNNING' AND started_at > now() - interval '50 ms'
-                         AND pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()"""
     with psycopg.connect(scene.url, autocommit=True) as connection:
-        claims = eventually(
-            lambda: connection.execute(just_claimed).fetchall(), what="a claim that is not on disk"
-        )
-    crash_server(server, scene)
-    rows = dict(scene.execute("SELECT id, claim_seq FROM horsies_tasks"))
-    return any(rows[task_id] < claim_seq for task_id, claim_seq in claims)
+        claims: list[tuple[Any, ...]] = []
+        deadline = time.monotonic() + 20
+        while not claims:
+            assert time.monotonic() < deadline, "there was no claim that is not on disk"
+            look = connection.execute("SELECT clock_timestamp(), pg_current_wal_insert_lsn()").fetchone()
+            assert look is not None
+            scene.pause(0.002)
+            claims = connection.execute(_NOT_ON_DISK, look).fetchall()
+        crash_server(server, scene)
+    rows = {
+        task_id: tuple(claim)
+        for task_id, *claim in scene.execute("SELECT id, claim_seq, started_at FROM horsies_tasks")
+    }
+    # A task whose claim was undone may have been claimed again, under the same number and at another time.
+    return any(
+        rows[task_id][0] < claim_seq or (rows[task_id][0] == claim_seq and rows[task_id][1] != started_at)
+        for task_id, claim_seq, started_at in claims
+    )
 
 
 def lose_wake_ups(scene: Scene) -> None:

@@ -47,7 +47,10 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a task, from the first to the last line of its code; `ended` is None if it never got there."""
+    """One run of a task, from the first to the last line of its code; `ended` is None if it never got there.
+
+    `stopped` is the moment at which the code was cancelled.
+    """
 
     number: int
     task: str
@@ -55,6 +58,7 @@ class Run:
     pid: int
     began: int
     ended: int | None = None
+    stopped: int | None = None
 
     @property
     def token(self) -> str:
@@ -90,7 +94,8 @@ def read_runs(folder: Path) -> list[Run]:
             found[run.token] = run
         else:
             name = token(number, pid, record["began"])
-            found[name] = replace(found[name], ended=record["at"])
+            moment = "ended" if record["what"] == "end" else "stopped"
+            found[name] = replace(found[name], **{moment: record["at"]})
     return list(found.values())
 
 

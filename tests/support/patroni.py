@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,7 +55,7 @@ class PatroniNode:
         self._folder = folder
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
+        self.url = self._rest = ""
 
     def start(self) -> None:
         """Start Patroni, which starts the server as what it has to be."""
@@ -90,6 +91,12 @@ class PatroniNode:
             return connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
         return False
 
+    def roles(self) -> set[str]:
+        """Return the roles of all nodes as this node knows them."""
+        with suppress(OSError), urllib.request.urlopen(f"{self._rest}/cluster", timeout=2) as answer:
+            return {member["role"] for member in json.load(answer)["members"]}
+        return set()
+
     def write_config(
         self, nodes: Sequence[PatroniNode], ports: Sequence[int], password: str, *, is_sync: bool
     ) -> None:
@@ -97,6 +104,7 @@ class PatroniNode:
         number, count = nodes.index(self), len(nodes)
         raft = [f"127.0.0.1:{port}" for port in ports[:count]]
         rest = f"127.0.0.1:{ports[count + number]}"
+        self._rest = f"http://{rest}"
         login = {"username": "horsies", "password": password}
         config = {
             "scope": "shop",
@@ -154,12 +162,17 @@ class PatroniCluster:
         return found
 
     def wait_until_streaming(self, *, is_sync: bool) -> None:
-        """Wait until both standbys stream from the primary; with `is_sync`, until one of them is synchronous."""
+        """Wait until both standbys stream from the primary.
+
+        With `is_sync`, one of them must be synchronous, and Patroni must have stored that: otherwise it would promote none.
+        """
         streams = "SELECT count(*) = 2 AND bool_or(sync_state = 'sync') = %s FROM pg_stat_replication WHERE state = 'streaming'"
 
         def stream() -> bool:
-            with suppress(psycopg.Error), psycopg.connect(self.primary().url) as connection:
-                return connection.execute(streams, (is_sync,)).fetchone() == (True,)
+            primary = self.primary()
+            with suppress(psycopg.Error), psycopg.connect(primary.url) as connection:
+                is_streaming = connection.execute(streams, (is_sync,)).fetchone() == (True,)
+                return is_streaming and (not is_sync or "sync_standby" in primary.roles())
             return False
 
         eventually(stream, START_SECONDS, "both standbys streaming")
