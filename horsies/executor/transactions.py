@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from horsies.config import PostgresConfig
 from horsies.db.connection import (
@@ -161,16 +162,19 @@ def _connection(postgres: PostgresConfig) -> Generator[AnyConnection]:
     connection: AnyConnection | None = None
     while _idle and connection is None:
         known, candidate = _idle.pop()
-        with suppress(psycopg.Error, OSError):
+        try:
             if known == postgres.conninfo and candidate.execute(IS_PRIMARY).fetchone() == (True,):
                 connection = candidate
-        if connection is None:
-            candidate.close()
+        except (psycopg.Error, OSError):
+            pass
+        finally:
+            if connection is None:
+                candidate.close()
     connection = connection or _connect(postgres)
     try:
         yield connection
     finally:
-        if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        if connection.closed or connection.info.transaction_status != TransactionStatus.IDLE:
             connection.close()
         else:
             _idle.append((postgres.conninfo, connection))
@@ -220,24 +224,29 @@ async def _work_in_async(
 
 @asynccontextmanager
 async def _async_connection(postgres: PostgresConfig) -> AsyncGenerator[AnyAsyncConnection]:
-    """Borrow a connection of the running loop."""
-    idle = _idle_async.setdefault(asyncio.get_running_loop(), [])
+    """Borrow a connection of the running loop. One that is given back after `close_idle` is closed."""
+    loop = asyncio.get_running_loop()
+    idle = _idle_async.setdefault(loop, [])
     connection: AnyAsyncConnection | None = None
     while idle and connection is None:
         known, candidate = idle.pop()
-        with suppress(psycopg.Error, OSError):
+        try:
             if known == postgres.conninfo and await _is_primary(candidate):
                 connection = candidate
-        if connection is None:
-            await candidate.close()
+        except (psycopg.Error, OSError):
+            pass
+        finally:
+            if connection is None:
+                await candidate.close()
     connection = connection or await _connect_async(postgres)
     try:
         yield connection
     finally:
-        if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            await connection.close()
-        else:
+        is_idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        if is_idle and _idle_async.get(loop) is idle:
             idle.append((postgres.conninfo, connection))
+        else:
+            await connection.close()
 
 
 async def _is_primary(connection: AnyAsyncConnection) -> bool:

@@ -23,7 +23,7 @@ def test_the_pages_are_written_with_an_index_that_leads_to_each(workplace):
     assert (folder / "tasks.md").read_text() == (ROOT / "docs" / "tasks.md").read_text()
     index = (folder / "README.md").read_text()
     assert sorted(re.findall(r"^- \[.+?\]\((\S+)\)", index, re.MULTILINE)) == PAGES
-    assert "- [Operations](operations.md): An incident, " in index
+    assert "- [Operations](operations.md): Handle an incident, " in index
 
 
 def test_the_default_folder_is_named_after_the_package(workplace):

@@ -353,6 +353,33 @@ def test_async_tasks_have_the_same_steps(how: str) -> None:
     assert calls.count("charge") == 1
 
 
+opened: list[psycopg.AsyncConnection[Any]] = []
+
+
+@app.task("fails_beside_a_transaction")
+async def fails_beside_a_transaction() -> None:
+    has_begun = asyncio.Event()
+
+    async def never_ends(connection: psycopg.AsyncConnection[Any]) -> None:
+        opened.append(connection)
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    work = asyncio.create_task(current_async_task().transact("book", never_ends))
+    await has_begun.wait()
+    raise RuntimeError(f"{work.get_name()} still runs")
+
+
+def test_a_transaction_that_outlives_its_task_leaves_no_connection_open() -> None:
+    handle = fails_beside_a_transaction.delay()
+
+    drain(app)
+
+    with pytest.raises(TaskFailed, match="still runs"):
+        handle.result(timeout=5)
+    assert [connection.closed for connection in opened] == [True]
+
+
 def test_a_task_is_parked_when_the_steps_beside_have_ended() -> None:
     handle = side_by_side.delay()
     drain(app)
