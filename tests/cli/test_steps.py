@@ -204,11 +204,18 @@ def flaky() -> str:
 """
 
 
+def lines_stored(db, task_id):
+    return db.execute("SELECT count(*) AS n FROM horsies_task_logs WHERE task_id = %s", [task_id]).fetchone()[
+        "n"
+    ]
+
+
 def test_attempts_are_shown_side_by_side(workplace, db):
     workplace.write(FLAKY)
     workplace.start("--processes", "1")
     task_id = workplace.load().flaky.delay().task_id
     eventually(lambda: row(db, task_id)["status"] == "COMPLETED", what="the second attempt")
+    eventually(lambda: lines_stored(db, task_id) == 4, what="the log lines of both attempts")
 
     lines = workplace.run("show", task_id, "--diff").stdout.splitlines()
 

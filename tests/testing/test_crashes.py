@@ -78,7 +78,17 @@ def careless(order: str) -> None:
 @app.task("careless_async", idempotent=True)
 async def careless_async(order: str) -> None:
     t = current_async_task()
-    await asyncio.gather(t.step("look", charge_once, "look"), t.step("charge", charge, order))
+    has_looked = asyncio.Event()
+
+    async def look() -> None:
+        await t.step("look", charge_once, "look")
+        has_looked.set()
+
+    async def charge_after_the_look(order: str) -> None:
+        await has_looked.wait()
+        charge(order)
+
+    await asyncio.gather(look(), t.step("charge", charge_after_the_look, order))
 
 
 @app.task("outside", idempotent=True)
