@@ -151,9 +151,8 @@ class QueryCache:
         self._clock = clock
         self._entries: dict[Hashable, _Entry] = {}
         self._running: dict[Hashable, asyncio.Task[Any]] = {}
-        self._queries: set[asyncio.Task[Any]] = (
-            set()
-        )  # all that run, also those whose result nobody may share any more
+        # All queries that run, also those whose results are not shared any more.
+        self._queries: set[asyncio.Task[Any]] = set()
         self._generation = 0
 
     async def get(

@@ -244,3 +244,33 @@ def test_testimonies_are_read_as_they_were_given(tmp_path: Path) -> None:
     assert read_sends(tmp_path) == [Send(1, "once", 1, "id-1"), Send(2, "again")]
     assert [(run.number, run.ended) for run in runs] == [(1, ended), (2, None)]
     assert runs[0].began == began
+
+
+# The server crashes while a task of an idempotent kind runs, and its claim is undone: it runs again beside the first run.
+UNDONE = replace(
+    HONEST,
+    runs=[FIRST, SECOND, _run(3, 30, 60, pid=102, task="again"), _run(3, 50, 70, task="again"), FAILED],
+    rows=[*HONEST.rows[:2], _row(_run(3, 50, 70, task="again")), HONEST.rows[3]],
+    unflushed=frozenset({"again"}),
+)
+
+
+@pytest.mark.parametrize("crash", [(35, 45), (25, 32)], ids=["during the run", "before its first line"])
+def test_a_claim_that_a_crash_of_the_server_has_undone_permits_a_second_run(crash: tuple[int, int]) -> None:
+    assert check(replace(UNDONE, server_crashes=[crash])) == []
+
+
+@pytest.mark.parametrize("crash", [(10, 20), (55, 58)], ids=["before the run", "after the second had begun"])
+def test_no_other_crash_permits_a_second_run(crash: tuple[int, int]) -> None:
+    found = check(replace(UNDONE, server_crashes=[crash]))
+
+    assert any("task 3 ran in processes 102 and 100 at once" in words for words in found)
+
+
+def test_a_run_that_was_cancelled_lasted_until_then() -> None:
+    cancelled = replace(KILLED, pid=100, stopped=45)
+
+    assert check(replace(HONEST, runs=[FIRST, SECOND, cancelled, RESCUED, FAILED])) == []
+    late = replace(cancelled, stopped=55)
+    found = check(replace(HONEST, runs=[FIRST, SECOND, late, RESCUED, FAILED]))
+    assert any("task 3 ran in processes 100 and 100 at once" in words for words in found)
