@@ -127,15 +127,16 @@ class Proxy:
             link.is_stranded = True
 
     async def _close(self) -> None:
-        self._listener.close()
+        # A connection that was accepted a moment ago cannot be served once the listener is closed, and would leak.
+        for listening in self._listener.sockets:
+            self._loop.remove_reader(listening.fileno())
         self._closing = True
         self._open.set()
         self.deaf = ""
         await self._cut()
-        while others := asyncio.all_tasks() - {
-            asyncio.current_task()
-        }:  # a connection may just have been accepted
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.gather(*others, return_exceptions=True)
+        self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
