@@ -227,16 +227,24 @@ class Scene:
 
     def start_producers(self) -> None:
         """Start them all; the time of the drill counts from when they send."""
-        for name in range(self.plan.producers):
-            count = self.plan.sends // self.plan.producers
-            arguments = [str(name), str(count), str(self.plan.seconds), str(self.plan.seed)]
-            command = [sys.executable, "-m", "tests.faults.producer", *arguments]
-            with (self.folder / f"producer-{name}.log").open("wb") as log:
-                env = self._env_for(self.producer_proxy, name)
-                producer = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
-            self.producers.append(producer)
+        for _ in range(self.plan.producers):
+            self._start_producer(self.plan.sends // self.plan.producers, self.plan.seconds)
         eventually(self._all_send, 60, "the producers sending")
         self._began = time.monotonic()
+
+    def keep_sending(self, count: int, seconds: float) -> None:
+        """If all producers have sent what they had to send, start another one, with so many tasks for so many seconds."""
+        if all(producer.poll() is not None for producer in self.producers):
+            self._start_producer(count, seconds)
+
+    def _start_producer(self, count: int, seconds: float) -> None:
+        name = len(self.producers)
+        arguments = [str(name), str(count), str(seconds), str(self.plan.seed)]
+        command = [sys.executable, "-m", "tests.faults.producer", *arguments]
+        with (self.folder / f"producer-{name}.log").open("wb") as log:
+            env = self._env_for(self.producer_proxy, name)
+            producer = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
+        self.producers.append(producer)
 
     def _all_send(self) -> bool:
         return len(list(self.folder.glob(f"{PRODUCERS}-*.jsonl"))) == len(self.producers)

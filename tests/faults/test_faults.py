@@ -26,12 +26,13 @@ ADAPTIVE: dict[str, Any] = {"prefetch": None, "narrow_cap": None}
 # The log writer sleeps, so that nothing but a commit flushes the log.
 LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "autovacuum": "off"}
 # Claims of idempotent tasks are on disk when something else is: with few and long tasks, many are not when the server crashes.
+# There are twice as many children as they keep busy: a claim for a child that has just ended a task is on disk with its result.
 UNFLUSHED: dict[str, Any] = {
     "prefetch": None,
     "narrow_cap": None,
-    "sends": 60,
+    "sends": 16,
     "seconds": 8.0,
-    "task_ms": 1_500,
+    "task_ms": 1_000,
     "mix": ("repeatable", "busy", "beside", "keyed"),
 }
 
