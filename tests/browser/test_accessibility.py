@@ -19,6 +19,8 @@ Serve = Callable[..., str]
 # The rules of WCAG 2.2, level AA, and the best practices of axe.
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 TABS = 10
+# The screens are looked at in so many parts, because that takes long.
+PARTS = 3
 
 
 @pytest.fixture(scope="session")
@@ -48,15 +50,24 @@ def violations(page: Page, source: str) -> list[str]:
 
 @browses
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("part", range(PARTS))
 def test_axe_finds_no_violation_on_any_screen(
-    serve: Serve, watch: Watch, shop: Shop, database_url: str, rules: str, dark: bool
+    serve: Serve, watch: Watch, shop: Shop, database_url: str, rules: str, dark: bool, part: int
 ) -> None:
     scene.fill_day(database_url, 300)
     viewer = watch(serve(shop.app, enable_actions=True), dark=dark, tolerates="404")
-    for path in (*SCREENS, *shop.paths, "/tasks/nonsense"):
+    for path in (*SCREENS, *shop.paths, "/tasks/nonsense")[part::PARTS]:
         page = viewer.open(path)
         expect(page.locator("main h1").first).to_be_visible()
         assert violations(page, rules) == [], path
+
+
+@browses
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_no_violation_in_dialogs(
+    serve: Serve, watch: Watch, shop: Shop, rules: str, dark: bool
+) -> None:
+    viewer = watch(serve(shop.app, enable_actions=True), dark=dark, tolerates="404")
     for path, button in ((shop.failed, "Send again…"), (shop.failed, "Delete")):
         page = viewer.open(path)
         page.get_by_role("button", name=button).click()
