@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from uuid import UUID, uuid4
 
 from bench.app import noop
+from bench.batch_app import batched_noop
 from bench.figures import Figure, at_least
 from bench.harness import Bench
 from bench.keyed_app import keyed_async, keyed_moment, keyed_noop, unkeyed_async, unkeyed_noop
@@ -30,6 +31,7 @@ MANY, TRIPS = 100, 60
 DBOS_WORKFLOWS, DBOS_SECONDS = 5_000, 30
 RUN_SECONDS = 0.01
 APP = "bench.keyed_app:keyed"
+BATCH_APP = "bench.batch_app:batching"
 _START = (0, "2000-01-01", str(UUID(int=0)))
 _FILL = """
 INSERT INTO horsies_tasks_live (task_name, rate_key, kwargs, max_retries)
@@ -227,6 +229,10 @@ def _drains(bench: Bench, count: int) -> Iterator[Figure]:
         "without keys",
         0.4,
     )
+    bench.empty()
+    batched_noop.send_many([(n,) for n in range(count)]).unwrap()
+    batched = _drain(bench, count, app=BATCH_APP)
+    yield at_least("drain in batches of 100", batched, "tasks/s", batched / default, "claimed ahead", 1.0)
 
 
 def _beside(bench: Bench, count: int, waiting: int) -> Iterator[Figure]:

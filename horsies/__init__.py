@@ -121,6 +121,7 @@ if TYPE_CHECKING:  # for type checkers; `X as X` marks a name as public
     from horsies.task_context import AsyncCurrentTask as AsyncCurrentTask
     from horsies.task_context import CurrentTask as CurrentTask
     from horsies.task_context import current_async_task as current_async_task
+    from horsies.task_context import current_batch as current_batch
     from horsies.task_context import current_task as current_task
     from horsies.workflow.context import WorkflowContext as WorkflowContext
     from horsies.workflow.context import WorkflowMeta as WorkflowMeta
@@ -158,7 +159,7 @@ _NAMES = {
         "AppConfig CustomQueueConfig PayloadPolicy PostgresConfig Queue QueueMode RecoveryConfig "
         "RetentionConfig WorkerConfig WorkerResilienceConfig"
     ),
-    "horsies.task_context": "AsyncCurrentTask CurrentTask current_async_task current_task",
+    "horsies.task_context": "AsyncCurrentTask CurrentTask current_async_task current_batch current_task",
     "horsies.db.queries.tasks": "TaskLogLine TaskProgress",
     "horsies.enqueue": "TaskSendOptions",
     "horsies.errors": (

@@ -29,7 +29,7 @@ from horsies.db.queries.tasks import NewTask, as_json
 from horsies.durations import Duration, RateLimit, in_milliseconds, in_seconds, is_duration
 from horsies.errors import HorsiesError, is_storable_text, is_whole_number, mask_passwords
 from horsies.frozen import dataclass
-from horsies.keys import CostOption, KeyOption, cost_number, key_text, lane_of_key
+from horsies.keys import CostOption, KeyOption, cost_number, key_text, lane_of_batch, lane_of_key
 from horsies.middleware import Headers, is_observed, with_headers
 from horsies.redaction import Redactor
 from horsies.result import Result, TaskSendError, TaskSendPayload, WorkflowStartError
@@ -92,6 +92,13 @@ class TaskDefinition:
     key_concurrency: int | None = None
     key_rate: str | None = None
     cost: CostOption = None
+    batch: int | None = None
+    linger: Duration | None = None
+
+    @property
+    def linger_seconds(self) -> float:
+        """Return how long the first member of a batch waits for others."""
+        return 0.0 if self.linger is None else in_seconds(self.linger)
 
     @property
     def rate(self) -> RateLimit | None:
@@ -100,7 +107,9 @@ class TaskDefinition:
 
     @property
     def rate_key(self) -> str:
-        """Return the key under which its starts are counted: its name, or "" for a task without a rate limit."""
+        """Return the lane of its tasks without a key: that of its batches or its rate limit, or "" without either."""
+        if self.batch is not None:
+            return lane_of_batch(self.name)
         return "" if self.rate_limit is None else self.name
 
     @property
@@ -367,6 +376,8 @@ def _problem(task: TaskDefinition, options: TaskSendOptions) -> str | None:
     """Return a message for the first invalid option of a send; None if all are valid."""
     if options.priority is not None and not is_whole_number(options.priority, 1, 100):
         return f"priority is {options.priority!r}; use a whole number from 1 (first) to 100"
+    if task.batch is not None and options.key is not None:
+        return f"task {task.name!r} runs in batches, which have no keys; leave key out"
     problem = timeout_problem(options.timeout, options.timeout_ms) or _delay_problem(options)
     if problem is not None:
         return problem

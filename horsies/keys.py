@@ -1,7 +1,8 @@
 """Keys: tasks with the same key share a concurrency limit, a rate, and an order.
 
 A key is stored in the column `rate_key`, in the lane `key=` followed by the key. A task with a rate limit and no key has its
-task's name there. No task with a rate limit may have a name that begins with `key=`, so a key is never taken for a rate.
+task's name there, and a task that runs in batches `batch=` followed by its name. No task with a rate limit may have a name that
+begins with one of these, so neither is ever taken for a rate.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ KeyOption = str | Callable[..., str | int] | None
 CostOption = str | Callable[..., float] | None
 
 LANE_PREFIX = "key="
+BATCH_PREFIX = "batch="
 MAX_KEY_CHARACTERS = 200
 # The highest cost: more than any rate allows in a year.
 MAX_COST = 1e9
@@ -41,6 +43,20 @@ def key_of_lane(lane: str | None) -> str | None:
 def is_keyed(lane: str) -> bool:
     """Return True if a stored lane is that of a key."""
     return lane.startswith(LANE_PREFIX)
+
+
+def lane_of_batch(task_name: str) -> str:
+    """Return the lane of a task that runs in batches.
+
+    >>> lane_of_batch("index")
+    'batch=index'
+    """
+    return BATCH_PREFIX + task_name
+
+
+def is_batched(lane: str) -> bool:
+    """Return True if tasks of a stored lane are claimed in batches."""
+    return lane.startswith(BATCH_PREFIX)
 
 
 def key_text(value: object) -> str:

@@ -31,7 +31,7 @@ def task_context() -> dict[str, Any]:
     """Return the fields of the running task, if any, and the values of `log_context`."""
     context, channel = dict(current_log_context()), current_channel()
     if channel is not None:
-        task = channel.task
+        task = channel.batch[0] if channel.batch else channel.task
         values = (task.id, task.name, task.attempt, task.queue_name, worker_id())
         context |= zip(TASK_FIELDS, values, strict=True)
     return context

@@ -15,7 +15,7 @@ from uuid import UUID
 from horsies.client import Broker
 from horsies.codec import Signature
 from horsies.config import AppConfig, CustomQueueConfig, QueueMode
-from horsies.durations import Duration, RateLimit, in_milliseconds, in_seconds
+from horsies.durations import Duration, RateLimit, in_milliseconds, in_seconds, is_duration
 from horsies.enqueue import MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, ON_CONFLICT, OnConflict, TaskDefinition, Unique
 from horsies.errors import (
     ConfigurationError,
@@ -30,7 +30,7 @@ from horsies.errors import (
 )
 from horsies.events import WORKER_KINDS, Hook
 from horsies.handle import TaskHandle
-from horsies.keys import LANE_PREFIX, CostOption, KeyOption
+from horsies.keys import BATCH_PREFIX, LANE_PREFIX, CostOption, KeyOption
 from horsies.middleware import Middleware
 from horsies.names import qualified_name
 from horsies.result import TaskError, TaskResult
@@ -49,6 +49,7 @@ from horsies.task import (
     AsyncPlainTask,
     AsyncTask,
     BaseTask,
+    BatchTask,
     PlainTask,
     Task,
     known_options,
@@ -60,6 +61,7 @@ from horsies.workflow.nodes import AnyNode, Node, OnError, Subgraph, SuccessPoli
 from horsies.workflow.spec import WorkflowSpec
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 H = TypeVar("H", bound=Hook)
 ChildProcessStartHook = Callable[[], None]
@@ -67,6 +69,8 @@ AnyTask = BaseTask[..., Any]
 
 MAX_NAME_LENGTH = 255
 MAX_KEY_CONCURRENCY = 1_000_000
+MAX_BATCH = 1_000
+MAX_LINGER_SECONDS = 3_600
 # By whether the function is async, and whether it returns a TaskResult.
 _TASK_CLASSES: Mapping[tuple[bool, bool], type[AnyTask]] = {
     (False, False): PlainTask,
@@ -99,6 +103,28 @@ class _Decorator:
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> AsyncPlainTask[P, T]: ...
     @overload
     def __call__(self, fn: Callable[P, T], /) -> PlainTask[P, T]: ...
+    def __call__(self, fn: Callable[..., Any], /) -> AnyTask:
+        return self._registry.register(fn, self._name, **self._options)
+
+
+class _BatchDecorator:
+    """The decorator that `@app.task(batch=…)` returns: makes a task of a function that takes a list and returns one."""
+
+    def __init__(self, registry: TaskRegistry, name: str | None, options: Mapping[str, Any]) -> None:
+        self._registry = registry
+        self._name = name
+        self._options = options
+
+    @overload
+    def __call__(  # pyright: ignore[reportOverlappingOverload]
+        self, fn: Callable[[list[A]], Coroutine[Any, Any, list[TaskResult[T, TaskError]]]], /
+    ) -> BatchTask[A, T]: ...
+    @overload
+    def __call__(self, fn: Callable[[list[A]], list[TaskResult[T, TaskError]]], /) -> BatchTask[A, T]: ...
+    @overload
+    def __call__(self, fn: Callable[[list[A]], Coroutine[Any, Any, list[T]]], /) -> BatchTask[A, T]: ...
+    @overload
+    def __call__(self, fn: Callable[[list[A]], list[T]], /) -> BatchTask[A, T]: ...
     def __call__(self, fn: Callable[..., Any], /) -> AnyTask:
         return self._registry.register(fn, self._name, **self._options)
 
@@ -168,8 +194,32 @@ class TaskRegistry:
         key_concurrency: int | None = None,
         key_rate: str | None = None,
         cost: CostOption = None,
+        batch: None = None,
+        linger: None = None,
         **unknown: Never,
     ) -> _Decorator: ...
+    @overload
+    def task(
+        self,
+        task_name: str | None = None,
+        *,
+        batch: int,
+        linger: Duration | None = None,
+        queue_name: str | None = None,
+        queue: str | None = None,
+        retry_policy: RetryPolicy | None = None,
+        retry_on: RetryableErrors | type[BaseException] | None = None,
+        exception_mapper: ExceptionMapper | None = None,
+        default_unhandled_error_code: str | None = None,
+        timeout_ms: int | timedelta | None = None,
+        timeout: Duration | None = None,
+        priority: int | None = None,
+        unique: Unique = None,
+        on_conflict: OnConflict | None = None,
+        on_failure: AnyTask | str | None = None,
+        idempotent: bool = False,
+        **unknown: Never,
+    ) -> _BatchDecorator: ...
     def task(
         self,
         task_name: str | Callable[..., Any] | None = None,
@@ -192,11 +242,14 @@ class TaskRegistry:
         key_concurrency: int | None = None,
         key_rate: str | None = None,
         cost: CostOption = None,
+        batch: int | None = None,
+        linger: Duration | None = None,
         **unknown: Any,
     ) -> Any:
         """Make a task of the function below. Without a name, it is called `module.function`.
 
-        The function returns a plain value of any type with a JSON form, or `TaskResult[T, TaskError]`.
+        The function returns a plain value of any type with a JSON form, or `TaskResult[T, TaskError]`. With `batch`, it takes
+        a list and returns one: a worker calls it once for up to so many sends.
 
         >>> @app.task
         ... def add(x: int, y: int) -> int:
@@ -224,10 +277,13 @@ class TaskRegistry:
             "key_concurrency": key_concurrency,
             "key_rate": key_rate,
             "cost": cost,
+            "batch": batch,
+            "linger": linger,
             "unknown": unknown,
         }
         if isinstance(task_name, str | None):
-            return _Decorator(self, task_name, options)
+            decorator = _Decorator if batch is None else _BatchDecorator
+            return decorator(self, task_name, options)
         if callable(task_name):
             return self.register(task_name, None, **options)
         raise TaskDefinitionError(
@@ -246,8 +302,11 @@ class TaskRegistry:
             report.add(error)
         queue_name = options["queue_name"] if options["queue"] is None else options["queue"]
         queue = report.collect(lambda: self._find_queue(name, queue_name))
-        signature = report.collect(lambda: Signature.of(fn, task_name=name))
+        is_batch = options["batch"] is not None
+        signature = report.collect(lambda: Signature.of(fn, task_name=name, batch=is_batch))
         for error in _key_problems(name, signature, options):
+            report.add(error)
+        for error in _batch_problems(name, queue, self.config.cluster_wide_cap, options):
             report.add(error)
         report.raise_if_any()
         assert queue is not None and signature is not None  # noqa: PT018  otherwise raise_if_any has raised
@@ -255,7 +314,8 @@ class TaskRegistry:
         definition = TaskDefinition(
             name=name, fn=fn, signature=signature, queue=queue, is_async=is_async, **_resolved(options)
         )
-        task = _TASK_CLASSES[is_async, signature.returns_result](definition, self._broker)
+        task_class = _TASK_CLASSES[is_async, signature.returns_result]
+        task: AnyTask = (BatchTask[Any, Any] if is_batch else task_class)(definition, self._broker)
         task.registry = self
         known = self.tasks.get(name)
         if known is not None and _origin(known.definition.fn) != _origin(fn):
@@ -558,8 +618,43 @@ def _key_problems(
         yield wrong(f"has key_rate={rate!r}", 'write starts per period: "10/s", "100/m" or "500/h"')
     if options["cost"] is not None and rate is None:
         yield wrong("has a cost and no key_rate", 'a cost counts against a rate: add key_rate="60/m"')
-    if options["rate_limit"] is not None and name.startswith(LANE_PREFIX):
-        yield wrong(f"has a rate limit and a name that begins with {LANE_PREFIX!r}", "give it another name")
+    for prefix in (LANE_PREFIX, BATCH_PREFIX):
+        if options["rate_limit"] is not None and name.startswith(prefix):
+            yield wrong(f"has a rate limit and a name that begins with {prefix!r}", "give it another name")
+
+
+def _batch_problems(
+    name: str, queue: CustomQueueConfig | None, cluster_wide_cap: int | None, options: Mapping[str, Any]
+) -> Iterator[TaskDefinitionError]:
+    """Yield an error for each invalid option that concerns batches."""
+
+    def wrong(message: str, remedy: str) -> TaskDefinitionError:
+        return TaskDefinitionError(
+            f"task {name!r} {message}", code=ErrorCode.TASK_INVALID_OPTIONS, help_text=remedy
+        )
+
+    batch, linger = options["batch"], options["linger"]
+    if batch is None:
+        if linger is not None:
+            yield wrong("has a linger and no batch", "add batch=100, the most calls that run as one")
+        return
+    if not is_whole_number(batch, 1, MAX_BATCH):
+        yield wrong(f"has batch={batch!r}", f"use a whole number from 1 to {MAX_BATCH:,}")
+    if linger is not None and not (is_duration(linger) and 0 <= in_seconds(linger) <= MAX_LINGER_SECONDS):
+        yield wrong(f"has linger={linger!r}", f"use 0 to {MAX_LINGER_SECONDS:,} seconds, or a timedelta")
+    for option in ("key", "key_concurrency", "key_rate", "cost", "rate_limit"):
+        if options[option] is not None:
+            yield wrong(f"has batch= and {option}=", f"leave {option}= out: a batch has members of any key")
+    if queue is not None and queue.max_concurrency is not None:
+        yield wrong(
+            f"runs in batches on queue {queue.name!r}, which has max_concurrency={queue.max_concurrency}",
+            "use a queue with max_concurrency=None: every member of a batch would count against the limit",
+        )
+    if cluster_wide_cap is not None:
+        yield wrong(
+            f"runs in batches, and the app has cluster_wide_cap={cluster_wide_cap}",
+            "leave cluster_wide_cap out: every member of a batch would count against the limit",
+        )
 
 
 def _retry_problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

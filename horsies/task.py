@@ -47,6 +47,7 @@ from horsies.status import TaskSendErrorCode
 from horsies.workflow.nodes import AnyNode, Join, NodeBuilder, TaskNode, node_of
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 Call = Mapping[str, Any] | tuple[Any, ...]
@@ -496,6 +497,21 @@ class AsyncTask(BaseTask[P, T]):
         except Exception as error:  # noqa: BLE001  whatever the function raises is the error of the task
             return self._raised(error)
         return checked_result(self.definition, returned)
+
+
+class BatchTask(BaseTask[[A], T], Generic[A, T]):
+    """A task whose function takes a list of members and returns a list of their results. A worker calls it for many sends.
+
+    Each send has one member, and its handle gives the result of that member. Calling the task runs the function here, with a
+    list, without the queue.
+
+    >>> handles = index.send_many([(doc,) for doc in docs]).unwrap()
+    >>> index(docs)
+    [1, 2, 3]
+    """
+
+    def __call__(self, members: list[A], /) -> Any:
+        return self.definition.fn(members)
 
 
 def _is_of_this_call(error: BaseException) -> bool:

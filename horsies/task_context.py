@@ -86,6 +86,8 @@ class TaskChannel(Protocol):
 
     @property
     def task(self) -> CurrentTask: ...
+    @property
+    def batch(self) -> Sequence[CurrentTask] | None: ...
     def is_cancelled(self) -> bool: ...
     def report(self, done: float, total: float | None, message: str) -> None: ...
     @property
@@ -269,6 +271,21 @@ def current_task() -> CurrentTask:
             "contextvars.copy_context().run",
         )
     return channel.task
+
+
+def current_batch() -> list[CurrentTask]:
+    """Return the tasks of the batch in which this code runs, in the order of the list; raise HorsiesError outside of one.
+
+    >>> [task.id for task in current_batch()]
+    """
+    channel = _channel.get(None)
+    if channel is None or channel.batch is None:
+        raise HorsiesError(
+            "no batch runs here",
+            code=ErrorCode.TASK_NOT_RUNNING,
+            help_text="call current_batch() in the code of a task with batch=…, and current_task() in that of any other",
+        )
+    return list(channel.batch)
 
 
 if TYPE_CHECKING:

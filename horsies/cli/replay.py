@@ -140,6 +140,9 @@ def _replay(task: AnyTask, kwargs: dict[str, Any], run: Run, debug: bool) -> Non
     """Run the function, and print how it ends; exit 1 if it raises."""
     try:
         with run:
+            if task.definition.batch is not None:
+                run.batch = [run.task_of(run.call)]
+                kwargs = {name: [value] for name, value in kwargs.items()}
             value = task.definition.fn(**kwargs)
             if task.definition.is_async:
                 value = asyncio.run(value)

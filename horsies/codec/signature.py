@@ -78,9 +78,14 @@ class Signature:
         self._decode_struct: Callable[[bytes | str], Any] = Decoder(arguments, dec_hook=decode_foreign).decode
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], *, task_name: str) -> "Signature":
-        """Return the signature of a task function; raise TaskDefinitionError if an annotation has no JSON form."""
+    def of(cls, fn: Callable[..., Any], *, task_name: str, batch: bool = False) -> "Signature":
+        """Return the signature of a task function; raise TaskDefinitionError if an annotation has no JSON form.
+
+        With `batch`, the function takes a list and returns one, and the signature is that of one element.
+        """
         hints = _resolve(fn, task_name)
+        if batch:
+            hints = _of_one_member(fn, hints, task_name)
         value_type, returns_result = _value_type(hints, task_name)
         injected: set[str] = set()
         parameters: dict[str, inspect.Parameter] = {}
@@ -222,6 +227,24 @@ def _value_type(hints: Mapping[str, Any], task_name: str) -> tuple[Any, bool]:
         help_text="annotate it as `-> TaskResult[T, TaskError]`, where T is the type of its value on success; or as `-> T`, "
         "and raise TaskFailure to fail",
     )
+
+
+def _of_one_member(fn: Callable[..., Any], hints: Mapping[str, Any], task_name: str) -> dict[str, Any]:
+    """Return the hints of a batch function as they are for one member: without the lists around them."""
+    names = list(inspect.signature(fn).parameters)
+    remedy = "a batch is one call for many sends: write it as `def index(docs: list[Doc]) -> list[int]:`"
+    if len(names) != 1 or names[0] in INJECTED:
+        _reject(f"task {task_name!r} runs in batches and takes {len(names)} parameters, not one list", remedy)
+    members: dict[str, Any] = {}
+    for name, what in ((names[0], f"takes {names[0]!r}"), ("return", "returns a value")):
+        annotation = _without_alias(hints.get(name, Any))
+        if get_origin(annotation) is not list:
+            _reject(
+                f"task {task_name!r} runs in batches and {what} annotated {type_name(annotation)}, not a list[…]",
+                remedy,
+            )
+        (members[name],) = get_args(annotation)
+    return members
 
 
 def _without_alias(annotation: Any) -> Any:

@@ -32,9 +32,10 @@ from horsies import logs, middleware
 from horsies.discovery import load_app
 from horsies.errors import HorsiesError
 from horsies.executor import orphan_flush, protocol
+from horsies.executor.batches import run_call, run_call_async
 from horsies.executor.durable import StepPort
 from horsies.executor.protocol import READ_ORDERS, ChildKind, ChildSettings
-from horsies.executor.runner import Run, execute, execute_async, own_pid
+from horsies.executor.runner import Run, own_pid
 from horsies.executor.tokens import TokenReader
 from horsies.middleware import flush
 from horsies.registry import TaskRegistry
@@ -155,10 +156,13 @@ class ParentChannel:
         with self._sending:
             messages = [message]
             match message:
-                case protocol.Outcome() | protocol.TimedOut():
+                case protocol.Outcome() | protocol.BatchOutcome() | protocol.TimedOut():
                     call = self._remove(message.ticket)
                     if isinstance(message, protocol.Outcome):
                         self._keep(call, message)
+                    elif isinstance(message, protocol.BatchOutcome):
+                        for member, outcome in zip(call.members, message.outcomes, strict=True):
+                            self._keep(member, outcome)
                     if self._retires_now():
                         messages.append(protocol.Retiring())
                 case protocol.Returned():
@@ -236,7 +240,7 @@ class SerialServer:
                 self._send(protocol.Returned([call.ticket]))
             else:
                 self._send(
-                    execute(self._app, Run(call, self._send_output, self._channel.cancelled, self._port))
+                    run_call(self._app, Run(call, self._send_output, self._channel.cancelled, self._port))
                 )
         while self._channel.receive() is not None:
             pass  # these calls are sent to another child: the worker knows that this one retires
@@ -339,19 +343,19 @@ def run_of(call: protocol.Call, channel: ParentChannel) -> Run:
 def serve_in_threads(channel: ParentChannel, app: TaskRegistry, threads: int) -> None:
     """Run calls in a fixed number of threads, until the pipe is closed."""
 
-    def run_call(call: protocol.Call) -> None:
+    def answer(call: protocol.Call) -> None:
         with _exit_on_error():
             if channel.must_return(call):
                 channel.send(protocol.Returned([call.ticket]))
                 return
             if call.timeout_ms is not None:
                 channel.send(protocol.Started(call.ticket))
-            channel.send(execute(app, run_of(call, channel)))
+            channel.send(run_call(app, run_of(call, channel)))
 
     executor = ThreadPoolExecutor(threads, thread_name_prefix="horsies")
     while (calls := channel.receive()) is not None:
         for call in calls:
-            executor.submit(run_call, call)
+            executor.submit(answer, call)
 
 
 class LoopServer:
@@ -412,8 +416,8 @@ class LoopServer:
             )  # a cancellation is an outcome too, so no TimeoutError is raised
         self._send(protocol.TimedOut(call.ticket) if limit.expired() else outcome)
 
-    async def _execute(self, call: protocol.Call) -> protocol.Outcome:
-        outcome = await execute_async(self._app, run_of(call, self._channel))
+    async def _execute(self, call: protocol.Call) -> protocol.Outcome | protocol.BatchOutcome:
+        outcome = await run_call_async(self._app, run_of(call, self._channel))
         self._started.pop(call.ticket, None)
         return outcome
 

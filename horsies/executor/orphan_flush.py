@@ -33,6 +33,7 @@ def store_last_outcomes(
     """Settle and release tasks within so many seconds. The rest is rescued like any task of a dead worker."""
     if not outcomes and not not_started:
         return
+    not_started = [member for call in not_started for member in call.members or [call]]
     settler = Settler(app)
     for call, outcome in outcomes:
         settler.ended(_claimed(call), outcome)

@@ -132,7 +132,8 @@ class ChildPool:
     def running(self) -> list[Claimed]:
         """Every call that was submitted and has not ended."""
         children = [*self._children.working, *self._children.ending]
-        return [*self._waiting, *(call for child in children for call in child.calls.values())]
+        calls = [*self._waiting, *(call for child in children for call in child.calls.values())]
+        return [task for call in calls for task in tasks_of(call)]
 
     @property
     def pids(self) -> list[int]:
@@ -143,9 +144,10 @@ class ChildPool:
     def at_work(self) -> list[Claimed]:
         """The calls that run now, with the pid of their child. Calls queued in a serial child have not started."""
         return [
-            call._replace(pid=child.pid)
+            task._replace(pid=child.pid)
             for child in self._children.working
             for call in islice(child.calls.values(), 1 if child.is_serial else None)
+            for task in tasks_of(call)
         ]
 
     # Identity and lease of the worker
@@ -287,13 +289,16 @@ class ChildPool:
         """Report the cancelled ones among calls that have not started, and return the others without the undone ones."""
         others: list[Claimed] = []
         for call in calls:
-            if call.claim_seq == UNDONE:
-                self.load -= 1
-            elif call.id in self._cancelled_ids:
-                self.load -= 1
-                self._listener.cancelled(call)
+            kept: list[Claimed] = []
+            for task in tasks_of(call):
+                if task.id in self._cancelled_ids and task.claim_seq != UNDONE:
+                    self._listener.cancelled(task)
+                elif task.claim_seq != UNDONE:
+                    kept.append(task)
+            if kept:
+                others.append(batch_of(kept) if call.members else call)
             else:
-                others.append(call)
+                self.load -= 1
         return others
 
     def _recall_later(self, child: ChildHandle) -> None:
@@ -347,7 +352,9 @@ class ChildPool:
     # Time limits, cancelling and killing
 
     def _limit_ms(self, call: Claimed) -> int | None:
-        return call.timeout_ms or self._default_timeout_ms
+        """Return the time limit of a call: for a batch, the shortest of its members."""
+        limits = [limit for task in tasks_of(call) if (limit := task.timeout_ms or self._default_timeout_ms)]
+        return min(limits, default=None)
 
     def _call_started(self, child: ChildHandle, ticket: int) -> None:
         """Start the timer of a call whose user code runs from now on. Cancel it at once if it is to stop."""
@@ -362,8 +369,12 @@ class ChildPool:
             child.limit_timers[ticket] = self._loop.call_later(
                 seconds, _kill_because_of, child, child.overdue, ticket
             )
-        if call.id in self._cancelled_ids:
+        if self._is_cancelled(call):
             self._cancel_call(child, ticket)
+
+    def _is_cancelled(self, call: Claimed) -> bool:
+        """Return True if a call is to stop. A batch stops only if all of its members are to."""
+        return all(task.id in self._cancelled_ids for task in tasks_of(call))
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Cancel these tasks and no others. Calls that have not started never start."""
@@ -373,20 +384,22 @@ class ChildPool:
         self._waiting = deque(self._drop_cancelled(self._waiting))
         for child in self._children.working:
             for ticket, call in list(child.calls.items()):
-                if call.id in self._cancelled_ids:
+                if self._is_cancelled(call):
                     self._cancel_call(child, ticket)
 
     def disown(self, undone: Collection[tuple[str, int]]) -> None:
         """Stop these calls, given by id and `claim_seq`, and see to it that their outcomes are not stored."""
 
         def changed(call: Claimed) -> Claimed:
+            if call.members:
+                return batch_of([changed(member) for member in call.members])
             return call._replace(claim_seq=UNDONE) if (call.id, call.claim_seq) in undone else call
 
         self._waiting = deque(self._drop_cancelled([changed(call) for call in self._waiting]))
         for child in self._children.working:
             child.calls = {ticket: changed(call) for ticket, call in child.calls.items()}
             for ticket, call in list(child.calls.items()):
-                if call.claim_seq == UNDONE and ticket in child.calls:
+                if all(task.claim_seq == UNDONE for task in tasks_of(call)) and ticket in child.calls:
                     self._cancel_call(child, ticket)
 
     def _cancel_call(self, child: ChildHandle, ticket: int) -> None:
@@ -429,9 +442,19 @@ class ChildPool:
             case protocol.Outcome():
                 self._listener.ended(self._remove_ended(child, message.ticket), message)
                 self._dispatch_waiting()
+            case protocol.BatchOutcome():
+                members = self._remove_ended(child, message.ticket).members
+                if len(members) != len(message.outcomes):
+                    raise protocol.ProtocolError(
+                        f"it has answered {len(message.outcomes)} of {len(members)} members"
+                    )
+                for task, outcome in zip(members, message.outcomes, strict=True):
+                    self._listener.ended(task, outcome)
+                self._dispatch_waiting()
             case protocol.TimedOut():
                 call = self._remove_ended(child, message.ticket)
-                self._listener.timed_out(call, self._limit_ms(call) or 0)
+                for task in tasks_of(call):
+                    self._listener.timed_out(task, self._limit_ms(call) or 0)
                 self._dispatch_waiting()
             case protocol.Started():
                 self._call_started(child, message.ticket)
@@ -442,7 +465,8 @@ class ChildPool:
             case protocol.Progress() | protocol.Logged():
                 # A late message comes from a thread that has outlived its task.
                 if (call := child.calls.get(message.ticket)) is not None:
-                    self._output.add(call, message)
+                    for task in tasks_of(call):
+                        self._output.add(task, message)
             case protocol.LoadSteps() | protocol.StoreStep() | protocol.BeginTransaction():
                 # Without its call, the question comes from a thread that has outlived its task.
                 call = child.calls.get(message.ticket)
@@ -501,12 +525,13 @@ class ChildPool:
             if ticket in not_started:
                 continue
             self.load -= 1
-            if call.id in self._cancelled_ids:
-                self._listener.cancelled(call)
-            elif ticket in child.overdue:
-                self._listener.timed_out(call, self._limit_ms(call) or 0)
-            else:
-                self._listener.crashed(call, description)
+            for task in tasks_of(call):
+                if task.id in self._cancelled_ids:
+                    self._listener.cancelled(task)
+                elif ticket in child.overdue:
+                    self._listener.timed_out(task, self._limit_ms(call) or 0)
+                else:
+                    self._listener.crashed(task, description)
         self._reassign(child, [call for ticket, call in calls.items() if ticket in not_started])
 
 
@@ -514,6 +539,16 @@ def _kill_because_of(child: ChildHandle, culprits: set[int], ticket: int) -> Non
     """Kill a child, and note the call to blame in one of its sets."""
     culprits.add(ticket)
     child.kill()
+
+
+def batch_of(members: Sequence[Claimed]) -> Claimed:
+    """Return tasks that were claimed together as one call."""
+    return members[0]._replace(members=tuple(members))
+
+
+def tasks_of(call: Claimed) -> Sequence[Claimed]:
+    """Return the tasks that run in a call: the members of a batch, or the one task."""
+    return call.members or (call,)
 
 
 def call_of(ticket: int, claimed: Claimed, limit_ms: int | None, valid_until: float) -> protocol.Call:
@@ -534,4 +569,5 @@ def call_of(ticket: int, claimed: Claimed, limit_ms: int | None, valid_until: fl
         claimed.node,
         claimed.inputs,
         claimed.earlier_attempts,
+        [call_of(ticket, member, limit_ms, valid_until) for member in claimed.members],
     )

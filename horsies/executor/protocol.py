@@ -79,6 +79,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag=0):
     node: tuple[str, int] | None = None
     inputs: str | None = None
     earlier_attempts: int = 0
+    members: list[Call] = []  # of a batch, which runs as one call: all of them, the first one included
 
 
 class Identity(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -151,6 +152,13 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True, tag=1):
     )
     holds_lane: bool = False  # no task of its key or rate starts before it is run again
     park: str | None = None  # JSON: the step in which the task waits; see the statement `park`
+
+
+class BatchOutcome(msgspec.Struct, array_like=True, frozen=True, tag=14):
+    """The outcomes of the members of a batch, in their order."""
+
+    ticket: int
+    outcomes: list[Outcome]
 
 
 class Returned(msgspec.Struct, array_like=True, frozen=True, tag=2):
@@ -238,7 +246,17 @@ Question: TypeAlias = LoadSteps | StoreStep | BeginTransaction
 # An order goes from the worker to a child, a message from a child to its worker.
 Order: TypeAlias = Call | Identity | Exit | Cancel | StepReply
 Message: TypeAlias = (
-    Hello | Outcome | Returned | Started | TimedOut | Blocked | Retiring | Progress | Logged | Question
+    Hello
+    | Outcome
+    | BatchOutcome
+    | Returned
+    | Started
+    | TimedOut
+    | Blocked
+    | Retiring
+    | Progress
+    | Logged
+    | Question
 )
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Container, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Token
 from datetime import UTC, datetime
@@ -63,8 +63,8 @@ _UNOBSERVED = nullcontext()
 
 def execute(registry: TaskRegistry, run: Run) -> Outcome:
     """Run a call to its end. An async task that was sent as a plain one gets its own event loop."""
-    with _observed(registry, run):
-        run.started, run.limit = time.perf_counter(), _result_limit(registry)
+    with observe(registry, run):
+        run.started, run.limit = time.perf_counter(), result_limit(registry)
         task, kwargs, result = prepare(registry, run.call)
         if task is None:
             return conclude(registry, run, None, result)
@@ -72,14 +72,14 @@ def execute(registry: TaskRegistry, run: Run) -> Outcome:
             try:
                 result = task.definition.fn(**kwargs)
                 if task.definition.is_async:
-                    result = asyncio.run(_on_own_loop(result))
+                    result = asyncio.run(on_own_loop(result))
             except BaseException as error:  # noqa: BLE001  any exception, also SystemExit, is the outcome of the task
                 finish(run.wait_for_bodies())
                 return run.parked() or raised(registry, run, task, error)
         return run.parked() or conclude(registry, run, task, result_of(task.definition, result))
 
 
-async def _on_own_loop(work: Awaitable[Any]) -> Any:
+async def on_own_loop(work: Awaitable[Any]) -> Any:
     """Await the function of a task on a loop that ends with it."""
     try:
         return await work
@@ -89,8 +89,8 @@ async def _on_own_loop(work: Awaitable[Any]) -> Any:
 
 async def execute_async(registry: TaskRegistry, run: Run) -> Outcome:
     """Run a call to its end on the running loop. A plain task that was sent as an async one gets a thread."""
-    with _observed(registry, run):
-        run.started, run.limit = time.perf_counter(), _result_limit(registry)
+    with observe(registry, run):
+        run.started, run.limit = time.perf_counter(), result_limit(registry)
         task, kwargs, result = prepare(registry, run.call)
         if task is None:
             return conclude(registry, run, None, result)
@@ -107,11 +107,11 @@ async def execute_async(registry: TaskRegistry, run: Run) -> Outcome:
         return run.parked() or conclude(registry, run, task, result_of(task.definition, result))
 
 
-def _result_limit(registry: TaskRegistry) -> int:
+def result_limit(registry: TaskRegistry) -> int:
     return min(registry.config.payload.reject_bytes or MAX_RESULT, MAX_RESULT)
 
 
-def _observed(registry: TaskRegistry, run: Run) -> AbstractContextManager[None]:
+def observe(registry: TaskRegistry, run: Run) -> AbstractContextManager[None]:
     """Return the block in which middleware observes the run, if there is any."""
     call = run.call
     headers = headers_of(call.task_options)
@@ -160,7 +160,7 @@ def conclude(
     """Return the outcome of a run that returned a result, and show a failure to the middleware."""
     call = run.call
     value_type = Any if task is None else task.definition.signature.value_type
-    encoded = encode_result(result, value_type, _result_limit(registry))
+    encoded = encode_result(result, value_type, result_limit(registry))
     seconds = time.perf_counter() - run.started
     if encoded.startswith(b'{"ok":'):
         return Outcome(call.ticket, True, encoded.decode(), seconds)
@@ -234,6 +234,7 @@ class Run:
     started = 0.0  # on the clock of time.perf_counter
     limit = MAX_RESULT  # the largest result of a step, in bytes
     observed: RunContext | None = None  # set if there is middleware
+    batch: Sequence[CurrentTask] | None = None  # the members of a batch
     _lines: deque[LogLine] | None = None
     _progress: Progress | None = None
     _next_line = 0
@@ -260,7 +261,16 @@ class Run:
     @property
     def task(self) -> CurrentTask:
         """The value of `current_task()` for the code of the call."""
-        call = self.call
+        if self.batch is not None:
+            raise HorsiesError(
+                "a batch of tasks runs here, and not one task",
+                code=ErrorCode.TASK_NOT_RUNNING,
+                help_text="call current_batch(), which returns all of them in the order of the list",
+            )
+        return self.task_of(self.call)
+
+    def task_of(self, call: Call) -> CurrentTask:
+        """Return the task of a call that runs here."""
         deadline = None if self._deadline is None else datetime.fromtimestamp(self._deadline, UTC)
         return CurrentTask(
             call.task_id, call.task_name, call.attempt, call.max_retries, call.queue_name, deadline, self
@@ -274,11 +284,11 @@ class Run:
         """The steps of the run; raise HorsiesError where there is no way to store any."""
         with _lock:
             if self._steps is None:
-                if self._port is None or not self._accepts_output():
+                if self._port is None or self.batch is not None or not self._accepts_output():
                     raise HorsiesError(
                         "steps cannot be stored here",
                         code=ErrorCode.TASK_NOT_RUNNING,
-                        help_text="use them in the code of a task while a worker runs it, and in its own process",
+                        help_text="use them in the code of a task while a worker runs it, in its own process and not in a batch",
                     )
                 self._steps = Steps(self.call, self._port, self.limit)
             return self._steps

@@ -27,14 +27,24 @@ from horsies.db.queries.schedules import prepare_session
 from horsies.db.queries.tasks import Claimed, Completed, PoolRoom
 from horsies.db.queries.testing import Waiting
 from horsies.event_loop import background_loop, run_async, run_sync
+from horsies.executor.batches import run_call, run_call_async
 from horsies.executor.durable import StepPort
-from horsies.executor.pool import call_of
-from horsies.executor.protocol import BeginTransaction, Call, Identity, Outcome, Question, StepReply
-from horsies.executor.runner import Run, execute, execute_async
+from horsies.executor.pool import call_of, tasks_of
+from horsies.executor.protocol import (
+    BatchOutcome,
+    BeginTransaction,
+    Call,
+    Identity,
+    Outcome,
+    Question,
+    StepReply,
+)
+from horsies.executor.runner import Run
 from horsies.executor.transactions import close_idle
 from horsies.registry import AnyTask, TaskRegistry
 from horsies.result import TaskError, TaskResult
 from horsies.schedule.scheduler import Dispatcher, Starters, sync_schedules
+from horsies.worker.batches import BatchClaims, as_calls
 from horsies.worker.claim import Claimer, Owner
 from horsies.worker.round_trips import EXPIRED
 from horsies.worker.settle import Settler
@@ -109,7 +119,7 @@ async def _drain_async(app: TaskRegistry, retry_now: bool, limit: int) -> list[R
     try:
         while (task := await run_async(worker.next())) is not None:
             _check(ran, limit)
-            ran += worker.ended(task, await execute_async(app, worker.run_of(task)))
+            ran += worker.ended(task, await run_call_async(app, worker.run_of(task)))
     finally:
         await close_idle()
         await run_async(worker.close())
@@ -136,7 +146,8 @@ class InProcessWorker:
         self._identity = Identity(postgres, str(self._owner.worker_id))
         self._claimer = Claimer(app.config.all_queues, {False: 0, True: 0}, 0)
         # No worker has registered these rate limits, so they do not apply; but their lanes must be claimed from.
-        self._claimer.limit_rates([name for name, task in app.tasks.items() if task.definition.rate_key])
+        self._batches = BatchClaims(app.tasks, self._claimer, {False: 0, True: 0})
+        self._claimer.limit_rates([name for name, task in app.tasks.items() if task.definition.rate_limit])
         self._claimer.suspend(suspended)
 
     @classmethod
@@ -161,10 +172,20 @@ class InProcessWorker:
             async with self._connection.transaction():
                 await settle.settle(self._connection, [], failed, self._owner.worker_id)
         task = await self._settle_and_claim()
+        task = task or await self._claim_batch()
         if task is None:
             await self._run_timers()
-            task = await self._settle_and_claim()
+            task = await self._settle_and_claim() or await self._claim_batch()
         return task
+
+    async def _claim_batch(self) -> Claimed | None:
+        """Claim the next batch, without waiting for more members; None if there is none."""
+        lanes = [msgspec.structs.replace(lane, linger=0.0) for lane in self._batches.lanes(0)]
+        if not lanes:
+            return None
+        claimed = await tasks.claim_batches(self._connection, lanes, [os.getpid()], self._owner.columns)
+        calls = as_calls(await workflows.load_inputs(self._connection, claimed))
+        return calls[0] if calls else None
 
     async def _settle_and_claim(self) -> Claimed | None:
         completed = self._settler.take_completed()
@@ -229,8 +250,13 @@ class InProcessWorker:
             await testing.travel(self._connection, max(0.0, seconds) + 0.001)
         return seconds is not None
 
-    def ended(self, task: Claimed, outcome: Outcome) -> list[Ran]:
-        """Keep the outcome of a task until it is settled; return the run, unless it is an internal task or was parked."""
+    def ended(self, call: Claimed, outcome: Outcome | BatchOutcome) -> list[Ran]:
+        """Keep the outcomes of a call until they are settled; return the runs, without internal tasks and parked ones."""
+        outcomes = outcome.outcomes if isinstance(outcome, BatchOutcome) else [outcome]
+        ended = zip(tasks_of(call), outcomes, strict=True)
+        return [ran for task, each in ended for ran in self._ended(task, each)]
+
+    def _ended(self, task: Claimed, outcome: Outcome) -> list[Ran]:
         self._settler.ended(task, outcome)
         if outcome.park is not None:
             return []
@@ -242,14 +268,14 @@ class InProcessWorker:
         return [Ran(task.id, task.task_name, task.retry_count + 1, result)]
 
 
-def run_in_process(app: TaskRegistry, run: Run) -> Outcome:
+def run_in_process(app: TaskRegistry, run: Run) -> Outcome | BatchOutcome:
     """Run a call in this thread, or in another one if a loop runs in this one, so that an async task can have its own loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return execute(app, run)
+        return run_call(app, run)
     with ThreadPoolExecutor(1) as beside:
-        return beside.submit(contextvars.copy_context().run, execute, app, run).result()
+        return beside.submit(contextvars.copy_context().run, run_call, app, run).result()
 
 
 def _check(ran: Sequence[Ran], limit: int) -> None:

@@ -64,6 +64,15 @@ class Owner:
     process_name: str
     lease_seconds: float
 
+    @property
+    def columns(self) -> dict[str, UUID | str]:
+        """The columns of a claimed row that name its owner."""
+        return {
+            "worker_id": self.worker_id,
+            "hostname": self.hostname,
+            "process_name": self.process_name,
+        }
+
 
 class LaneKey(NamedTuple):
     """A lane of tasks in the database, and the pool of children that runs them."""
@@ -202,7 +211,7 @@ class Claimer:
         self._pool_of = pool_of
         self.rates: list[str] = []
         self._levels: list[list[LaneKey]] = []  # by priority of the queue
-        self._batch = max_claim_batch or NO_LIMIT
+        self.batch = max_claim_batch or NO_LIMIT  # no claim takes more tasks for a pool
         self._last_keys: dict[LaneKey, Key] = {}
         self._rewind_at = 0.0
         self._passes = self._looks = 0
@@ -241,6 +250,13 @@ class Claimer:
         return True
 
     @property
+    def open_queues(self) -> list[list[str]]:
+        """The queues that are not suspended, by priority."""
+        if ALL_QUEUES in self._suspended:
+            return []
+        return [[queue for queue in queues if queue not in self._suspended] for queues in self._queues]
+
+    @property
     def is_suspended(self) -> bool:
         """True if all queues are suspended."""
         return bool(self._suspended) and not self._levels
@@ -265,7 +281,7 @@ class Claimer:
         self._was_rewound = now >= self._rewind_at or not self._last_keys
         if self._was_rewound:
             self._last_keys.clear()
-        room_of = {pool.pool: min(pool.room, self._batch) for pool in pools if pool.room}
+        room_of = {pool.pool: min(pool.room, self.batch) for pool in pools if pool.room}
         idle_of = {pool.pool: min(pool.room, pool.idle) for pool in pools if pool.room}
         looks = self.keys.is_due(now)
         lanes = [
@@ -281,7 +297,7 @@ class Claimer:
             caps,
             self.rates if lanes else [],
             ceiling,
-            self._batch,
+            self.batch,
             owner.worker_id,
             owner.hostname,
             owner.process_name,
@@ -373,6 +389,7 @@ class Capacity:
         self.claims_ahead = False
         # True if tasks with keys filled the idle children, or wait for one: they start in idle children only.
         self.serves_keys = False
+        self.serves_batches = False  # the same for batches of tasks
         self.prefetched: deque[Claimed] = deque()
         self._limits = limits
         self._vain_until = 0.0  # no claim that is only ahead before this
@@ -410,9 +427,14 @@ class Capacity:
         return max(1, min(MAX_TOKENS, int(AHEAD_SECONDS / max(run_time, 1e-6))))
 
     @property
+    def is_for_idle(self) -> bool:
+        """True if tasks are claimed for idle children only, because others wait for these."""
+        return self.serves_keys or self.serves_batches
+
+    @property
     def is_ahead(self) -> bool:
         """True if children hold more calls than they run."""
-        return bool(self._limits.prefetch) or (not self.serves_keys and self.depth() > self.plain.shape.width)
+        return bool(self._limits.prefetch) or (not self.is_for_idle and self.depth() > self.plain.shape.width)
 
     def run_times_json(self) -> str:
         """Return the expected run times of the tasks that may be claimed ahead; '' unless the worker is adaptive."""
@@ -455,7 +477,7 @@ class Capacity:
         counts = [min(self.room(n), pool.room(), MAX_CLAIM) for n, pool in enumerate(self.pools)]
         if self._limits.prefetch:
             are_short = plain.depth > plain.shape.width
-            if self.serves_keys:
+            if self.is_for_idle:
                 counts[0] = min(self.room(0), plain.idle())
             elif not are_short:
                 counts[0] = self.room(0)
@@ -468,7 +490,7 @@ class Capacity:
     def _adaptive_room(self, now: float) -> int:
         """Return how many plain tasks to claim now: one for each idle child, and from a backlog as many as will be short."""
         idle = self.plain.idle()
-        if not self.claims_ahead or self.serves_keys or (not idle and now < self._vain_until):
+        if not self.claims_ahead or self.is_for_idle or (not idle and now < self._vain_until):
             return idle if self.plain.is_valid() else 0
         ahead = self.plain.room() - idle
         if self._limits.max_claim_per_worker:

@@ -118,7 +118,8 @@ class ClaimLoop:
     def child_available(self) -> None:
         """Note that a child can take a call."""
         # Claim for it if there was a backlog, or if a limit may have held tasks back.
-        self.trips.is_claim_due |= any(self.trips.has_backlog) or bool(self.trips.caps)
+        trips = self.trips
+        trips.is_claim_due |= any(trips.has_backlog) or bool(trips.caps) or bool(trips.batches)
         self._sleeper.wake_up()
         self._help_wanted.set()
 
@@ -230,7 +231,10 @@ class ClaimLoop:
             case LoopState.CLAIMING:
                 await self._settle_and_claim(connection)
             case LoopState.FALLING_ASLEEP:
-                if await self._sleeper.read_due_time(connection, self.trips.queues, self.trips.claimer.rates):
+                trips = self.trips
+                if await self._sleeper.read_due_time(
+                    connection, trips.queues, trips.claimer.rates, trips.batches.lingers
+                ):
                     # A task that fell due between the last claim and this answer is in neither, so claim once more.
                     if self._sleeper.has_keys:
                         self.trips.claimer.keys.expect(time.monotonic())

@@ -144,7 +144,7 @@ class Heartbeat:
             for task in (task.definition for task in self._app.tasks.values())
         ]
         registered = await workers.register(connection, registration, definitions)
-        self._trips.claimer.limit_rates(registered.rates)
+        self._trips.limit_rates(registered.rates)
         self._claim_loop.suspend(registered.suspended)
         self._lease_renewed(sent_at + owner.lease_seconds)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from itertools import repeat
 from random import uniform
@@ -370,7 +370,11 @@ class Sleeper:
             await workers.set_waiting(connection, worker_id, *waiting, state)
 
     async def read_due_time(
-        self, connection: Connection, queues: Sequence[str], rates: Sequence[str]
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        rates: Sequence[str],
+        batches: Mapping[str, float],
     ) -> bool:
         """Read which older transactions are open, and the next due time; return False if an outcome came first."""
         if self._capacity.load and await self.wait(CALM_SECONDS):
@@ -383,7 +387,7 @@ class Sleeper:
             self.forget_due_time()  # to ask again after a pause
         with hangup_after(connection):
             await tasks.follow(connection)
-            seconds, self.has_keys = await tasks.next_due(connection, queues, rates)
+            seconds, self.has_keys = await tasks.next_due(connection, queues, rates, batches)
         self._due_at = None if seconds is None else time.monotonic() + max(seconds, 0.001)
         return True
 

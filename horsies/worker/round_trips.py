@@ -22,6 +22,7 @@ from horsies.config import CustomQueueConfig
 from horsies.db.connection import TRANSIENT, Connection, hang_up, hangup_after, server_of
 from horsies.db.queries import tasks, workers, workflows
 from horsies.db.queries.tasks import (
+    BatchLane,
     Claimed,
     ClaimRequest,
     Completed,
@@ -38,6 +39,7 @@ from horsies.registry import TaskRegistry
 from horsies.result import TaskError, TaskResult
 from horsies.status import OutcomeCode
 from horsies.units import counted
+from horsies.worker.batches import BatchClaims, as_calls, as_lanes
 from horsies.worker.claim import Capacity, Caps, Claimer, Limits, Owner
 from horsies.worker.pacing import LOST_SESSION_SECONDS, Sleeper
 from horsies.worker.settle import Settler
@@ -252,6 +254,7 @@ class RoundTrips:
         self.capacity = Capacity(pools, limits)
         self.claimer = Claimer(queues, self.capacity.pool_of, limits.max_claim_batch)
         self.claimer.keys.has_tasks_with_keys = any(task.definition.has_keys for task in app.tasks.values())
+        self.batches = BatchClaims(app.tasks, self.claimer, self.capacity.pool_of)
         self.caps = Caps(limits.cluster_wide_cap, queues)
         self.holdings = Holdings(self.capacity, self.settler, limits)
         self.sleeper = Sleeper(self.capacity, limits.poll_seconds)
@@ -284,6 +287,10 @@ class RoundTrips:
             if not connection.closed and server_of(connection) != server:
                 logger.warning("The primary is now %s port %d; leaving the server used before", *server)
                 hang_up(connection)
+
+    def limit_rates(self, rates: Sequence[str]) -> None:
+        """Claim within these rate limits. The lanes of batches are among them, and are claimed from by other statements."""
+        self.claimer.limit_rates([rate for rate in rates if rate not in self.batches.lingers])
 
     # Decisions
 
@@ -318,7 +325,7 @@ class RoundTrips:
             self.is_claim_due = self.holdings.is_uncertain = True
             self.ended_keys |= ended
             raise
-        await self.settle_completed_and_claim(connection)
+        await self._claim_in_turn(connection)
         if ended:
             await tasks.wake_for_keys(connection, self.owner.worker_id, ended)
 
@@ -350,6 +357,75 @@ class RoundTrips:
         except Exception:
             self.settler.failed[:0] = failed
             raise
+
+    async def _claim_in_turn(self, connection: Connection) -> None:
+        """Settle completed tasks and claim others, and look for batches: after the other tasks, or before them in turn."""
+        batches = self.batches
+        looks_for_batches = bool(batches) and self.is_claim_due and not self.is_stopping
+        if not looks_for_batches or not batches.come_first:
+            await self.settle_completed_and_claim(connection)
+        if not looks_for_batches:
+            return
+        claimed = 0
+        for pool in batches.pools:
+            claimed += await self._claim_batches(connection, pool)
+        if batches.come_first:
+            await self.settle_completed_and_claim(connection)
+            self.is_claim_due = True  # a notification between the two claims may have been of a batch
+        batches.come_first = any(batches.is_ready.values()) and not claimed
+        self.capacity.serves_batches = batches.is_ready.get(0, False)
+
+    async def _claim_batches(self, connection: Connection, number: int) -> int:
+        """Claim a batch for each child of a pool that has room for one, and start it there; return how many."""
+        pool, lanes = self.capacity.pools[number], self.batches.lanes(number)
+        pids = list(dict.fromkeys(pool.free(pool.idle()))) if pool.is_valid() else []
+        if not lanes:
+            self.batches.is_ready[number] = False
+            return 0
+        if not pids:
+            await self._look_for_batches(connection, number, lanes)
+            return 0
+        owner, rooms = self.owner, [PoolRoom(number, len(pids), len(pids), pids, 0.0)]
+        self.capacity.reserve(rooms)
+        try:
+            claimed: list[Claimed] = []
+            with RowFault() as fault:
+                claimed = await tasks.claim_batches(connection, lanes, pids, owner.columns)
+            if fault.error and not await quarantine.park_unclaimable(
+                connection, as_lanes(lanes, number), owner.worker_id
+            ):
+                raise fault.error
+            claimed = await self._load_inputs(connection, claimed)
+        except Exception:
+            self.is_claim_due = self.holdings.is_uncertain = True
+            raise
+        finally:
+            self.capacity.unreserve(rooms)
+        if owner.worker_id != self.owner.worker_id or not self.registered.is_set():
+            return 0  # the worker was declared dead meanwhile: what it claimed under that id is not ours
+        if self.is_stopping:
+            self.holdings.is_uncertain = True  # too late: release them
+            return 0
+        calls = as_calls(claimed)
+        self.batches.is_ready[number] = bool(fault) or len(calls) == len(pids)
+        if calls:
+            self.sleeper.poll_policy.found()
+            pool.submit(calls)
+            self._event_hooks.started(claimed)
+        if self.batches.is_ready[number]:
+            self.is_claim_due = True
+            self.sleeper.poll_policy.poll()
+        return len(calls)
+
+    async def _look_for_batches(
+        self, connection: Connection, number: int, lanes: Sequence[BatchLane]
+    ) -> None:
+        """Note if a batch waits for a child of a pool, none of which is free; now and then, because a look takes time."""
+        began = time.monotonic()
+        if began < self.batches.look_at:
+            return
+        self.batches.is_ready[number] = await tasks.batch_is_ready(connection, lanes, self.owner.worker_id)
+        self.batches.looked(time.monotonic() - began, began)
 
     async def settle_completed_and_claim(self, connection: Connection) -> None:
         """Settle completed tasks and claim as many again, in one round trip and one transaction."""

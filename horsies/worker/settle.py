@@ -19,6 +19,7 @@ from horsies.db.connection import LARGE_CHARACTERS
 from horsies.db.queries.tasks import UNDONE, Claimed, Completed, Failure
 from horsies.errors import HorsiesError
 from horsies.executor.protocol import Outcome
+from horsies.keys import is_batched
 from horsies.registry import TaskRegistry
 from horsies.result import TaskError, TaskResult
 from horsies.retry import RetryPolicy, add_local_names, retry_delay
@@ -104,11 +105,12 @@ class Settler:
     def crash(self, task: Claimed, message: str) -> Failure:
         """Return the failure of a task whose process died. The third such failure is final.
 
-        If the policy does not retry it, the database does so if the task has stored steps.
+        If the policy does not retry it, the database does so if the task has stored steps. The members of a batch run again, each
+        by itself: most of them have not caused the crash.
         """
         failure = self.failure(task, OperationalErrorCode.WORKER_CRASHED, message)
         delay = failure.delay_seconds
-        if delay is None and _options(task).idempotent:
+        if delay is None and (is_batched(task.rate_key) or _options(task).idempotent):
             delay = CRASH_RETRY_SECONDS
         is_last = task.crash_count + 1 >= MAX_CRASHES
         return msgspec.structs.replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -14,6 +14,7 @@ from horsies.db.queries import operations, retention, tasks, workers
 from horsies.db.queries.operations import Selection
 from horsies.db.queries.tasks import (
     KEY_STEPS,
+    BatchLane,
     Claimed,
     ClaimRequest,
     Completed,
@@ -32,7 +33,8 @@ from horsies.db.queries.workers import (
     Snapshot,
     TaskHeartbeat,
 )
-from horsies.worker.claim import NO_LIMIT
+from horsies.worker.batches import as_calls
+from horsies.worker.claim import NO_LIMIT, Owner
 from horsies.worker.reaper import reap
 from horsies.worker.settle import Settler
 from horsies.workflow.settle import settle as settle_tasks
@@ -227,8 +229,17 @@ class Hands:
     def refresh(self) -> bool:
         return self._run(tasks.refresh(self._connection))
 
-    def next_due(self, *queues: str, rates: Sequence[str] = ()) -> float | None:
-        return self._run(tasks.next_due(self._connection, queues or ("default",), rates)).seconds
+    def next_due(
+        self, *queues: str, rates: Sequence[str] = (), batches: Mapping[str, float] | None = None
+    ) -> float | None:
+        asked = tasks.next_due(self._connection, queues or ("default",), rates, batches or {})
+        return self._run(asked).seconds
+
+    def claim_batches(self, *lanes: BatchLane, pids: Sequence[int] = (1,)) -> list[list[Claimed]]:
+        """Take a batch for each of these children; the members of each."""
+        owner = Owner(self.worker_id, "host", "process", 60.0)
+        claimed = self._run(tasks.claim_batches(self._connection, lanes, pids, owner.columns))
+        return [list(call.members) for call in as_calls(claimed)]
 
     def follow(self) -> None:
         """As a worker does before it sleeps."""

@@ -55,6 +55,21 @@ class Price:
     cents: int
 
 
+@app.task(batch=100, linger=0.05)
+def batched(prices: list[Price]) -> list[int]:
+    return [price.cents for price in prices]
+
+
+@app.task("charge", batch=50)
+async def charged(prices: list[Price]) -> list[TaskResult[int, TaskError]]:
+    return [TaskResult(ok=price.cents) for price in prices]
+
+
+assert_type(batched.delay(Price(1)), TaskHandle[int])
+assert_type(charged.delay(Price(1)), TaskHandle[int])
+batched.delay([Price(1)])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 @app.task(unique="args", on_conflict="last")
 def debounced(x: int) -> int:
     return x

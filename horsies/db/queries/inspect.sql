@@ -211,6 +211,13 @@ SELECT task.id::text AS id, left(task.task_name, 300) AS task_name, left(task.st
                    spent_until + make_interval(secs => key.seconds * least(1, coalesce(task.cost, 1))) END))::double precision
                - moment.now
           FROM horsies_keys AS state WHERE state.rate_key = key.lane) AS key_allows_in,
+       CASE WHEN task.rate_key >= 'batch=' AND task.rate_key < 'batch>' THEN (
+            SELECT count(*) FROM (
+                SELECT FROM horsies_tasks_live AS member
+                 WHERE member.queue_name = task.queue_name AND member.is_async = task.is_async AND member.rate_key = task.rate_key
+                   AND member.priority <> 0 AND member.parked_at IS NULL AND member.status = 'PENDING'
+                   AND member.enqueued_at <= now()
+                 LIMIT %(most)s) AS waiting) END::integer AS in_batch,
        (SELECT count(*) FROM (
             SELECT FROM horsies_tasks_live AS ahead
              WHERE ahead.queue_name = task.queue_name AND ahead.is_async = task.is_async AND ahead.status = 'PENDING'

@@ -7,7 +7,7 @@ task's `claim_seq`: a row that another worker has taken over is not changed and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -138,6 +138,7 @@ class Claimed(NamedTuple):
     earlier_attempts: int = 0  # before an operator retried the task
     rate_key: str = ""
     inputs: str | None = None  # the results of other nodes of its workflow
+    members: tuple[Claimed, ...] = ()  # of a batch that runs as one call: all of them, this one included
 
     @property
     def node(self) -> tuple[str, int] | None:
@@ -159,6 +160,17 @@ class Lane(msgspec.Struct, frozen=True):
     priority: int
     enqueued_at: str
     id: str
+
+
+class BatchLane(msgspec.Struct, frozen=True):
+    """The tasks of a queue and kind that run in batches of up to `size`; those of a lower level come first."""
+
+    queue_name: str
+    is_async: bool
+    rate_key: str
+    level: int
+    size: int
+    linger: float
 
 
 class KeyLane(msgspec.Struct, frozen=True):
@@ -566,10 +578,32 @@ async def follow(connection: Connection) -> None:
     await connection.execute(SQL["follow"])
 
 
-async def next_due(connection: Connection, queues: Sequence[str], rates: Sequence[str]) -> NextDue:
-    """Return when a task of these queues is due, a rate limit or a key allows one, or any expires."""
+async def claim_batches(
+    connection: Connection, lanes: Sequence[BatchLane], pids: Sequence[int], owner: Mapping[str, Any]
+) -> list[Claimed]:
+    """Claim a batch for each of these children, as far as there are any; return the members in their order."""
+    values = {**owner, "lanes": as_json(lanes), "pids": list(pids)}
+    cursor = await connection.execute(SQL["claim_batches"], values, prepare=True)
+    return [Claimed(*row) for row in await cursor.fetchall()]
+
+
+async def batch_is_ready(connection: Connection, lanes: Sequence[BatchLane], worker_id: UUID) -> bool:
+    """Return True if a batch of these lanes is ready to be claimed."""
+    values = {"lanes": as_json(lanes), "worker_id": worker_id}
+    row = await (await connection.execute(SQL["batch_is_ready"], values, prepare=True)).fetchone()
+    return row is not None and row[0]
+
+
+async def next_due(
+    connection: Connection, queues: Sequence[str], rates: Sequence[str], batches: Mapping[str, float]
+) -> NextDue:
+    """Return when a task of these queues is due, a rate limit or a key allows one, a batch is ready, or any task expires.
+
+    `batches` has the seconds for which the first member of a batch waits, by lane.
+    """
     cursor = connection.cursor(row_factory=class_row(NextDue))
-    await cursor.execute(SQL["next_due"], {"queues": list(queues), "rates": list(rates)})
+    lingers = as_json([{"rate_key": lane, "linger": seconds} for lane, seconds in batches.items()])
+    await cursor.execute(SQL["next_due"], {"queues": list(queues), "rates": list(rates), "batches": lingers})
     return await cursor.fetchone() or NextDue(None, False)
 
 

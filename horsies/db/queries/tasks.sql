@@ -170,7 +170,7 @@ placements AS MATERIALIZED (
            worker_process_name = %(process_name)s
      WHERE task.id = ANY (ARRAY (SELECT id FROM placed))
     RETURNING ((SELECT by_id FROM placements) -> task.id::text -> 0)::integer AS turn, {claimed_columns}
-), {unflushed}
+)
 
 -- fragment: number_settled
 -- The first row of the answer to a claim. It has no id; its claim_seq is the number of settled tasks, and its worker_pid the
@@ -207,7 +207,7 @@ SELECT 0 AS turn, NULL::uuid AS id, settled.ended::integer AS claim_seq, NULL AS
     WINDOW up_to_it AS (PARTITION BY pool ORDER BY seat)
 ), placed AS (
     SELECT id, turn, pid FROM seated WHERE fits
-), {claim}
+), {claim}, {unflushed}
 {number_settled} FROM settled CROSS JOIN unflushed
 UNION ALL
 SELECT * FROM claimed
@@ -338,7 +338,7 @@ started AS MATERIALIZED (
        SET spent_until = rate.spent_until + make_interval(secs => taken.starts * rate.seconds)
       FROM rate JOIN (SELECT rate_key, count(*) AS starts FROM placed GROUP BY rate_key) AS taken USING (rate_key)
      WHERE horsies_rates.rate_key = rate.rate_key
-), {claim}, {count_usage}
+), {claim}, {unflushed}, {count_usage}
 {number_settled} FROM settled CROSS JOIN woken CROSS JOIN unflushed
 UNION ALL
 SELECT * FROM claimed
@@ -538,7 +538,7 @@ SELECT walked.queue_name, walked.is_async, walked.key, walked.most IS NOT NULL A
      ORDER BY rate_key
     ON CONFLICT (rate_key) DO UPDATE
        SET spent_until = excluded.spent_until, next_at = greatest(known.waits_until, excluded.next_at)
-), {claim}, taken_slots AS (
+), {claim}, {unflushed}, taken_slots AS (
     INSERT INTO horsies_key_slots (rate_key, task_id, claim_seq)
     SELECT rate_key, id, claim_seq FROM claimed WHERE rate_key >= 'key=' AND rate_key < 'key>'
 ), freed_slots AS (
@@ -613,6 +613,9 @@ WITH outcome AS (
            claim_seq = task.claim_seq + again::int,
            crash_count = task.crash_count + outcome.crashed::int,
            retry_count = task.retry_count + (again AND NOT snoozed)::int,
+           -- A member of a batch is retried by itself.
+           rate_key = CASE WHEN again AND NOT snoozed AND task.rate_key >= 'batch=' AND task.rate_key < 'batch>' THEN ''
+                           ELSE task.rate_key END,
            -- A task that holds its key keeps its place in it.
            enqueued_at = CASE WHEN again AND NOT (coalesce(outcome.holds_lane, false) AND task.rate_key >= 'key='
                                                   AND task.rate_key < 'key>')
@@ -667,6 +670,52 @@ WITH outcome AS (
 )
 SELECT id, again, CASE WHEN awaited AND NOT again THEN pg_notify('task_done', id::text) END
   FROM ended CROSS JOIN woken;
+
+-- fragment: in_batch_lane
+FROM horsies_tasks_live AS task
+WHERE task.queue_name = lane.queue_name AND task.is_async = lane.is_async AND task.rate_key = lane.rate_key
+  AND task.priority <> 0 AND task.parked_at IS NULL AND task.enqueued_at <= now() AND task.status = 'PENDING'
+  AND (task.good_until IS NULL OR task.good_until > now())
+ORDER BY task.priority, task.enqueued_at, task.id
+
+-- fragment: ready_lanes
+lane AS MATERIALIZED (
+    SELECT lane.* FROM ROWS FROM (json_to_recordset(CAST(%(lanes)s AS json))
+           AS (queue_name text, is_async boolean, rate_key text, level integer, size integer, linger double precision))
+      WITH ORDINALITY AS lane (queue_name, is_async, rate_key, level, size, linger, place)
+     WHERE NOT EXISTS (SELECT FROM horsies_workers WHERE worker_id = %(worker_id)s AND dead_at IS NOT NULL)
+), ready AS MATERIALIZED (
+    SELECT * FROM lane
+     WHERE (SELECT count(*) >= lane.size OR min(enqueued_at) <= now() - make_interval(secs => lane.linger)
+              FROM (SELECT task.enqueued_at {in_batch_lane} LIMIT lane.size) AS head)
+)
+
+-- name: batch_is_ready
+-- Return true if a batch of these lanes is ready.
+WITH {ready_lanes} SELECT EXISTS (SELECT FROM ready);
+
+-- name: claim_batches
+-- Claim whole batches: at most one for each of the given children, from the lanes in turn. A batch is ready when it is full, or
+-- when its oldest member has waited for `linger` seconds. A lane is looked at without locks first, so that tasks which wait
+-- for others are not written.
+WITH {ready_lanes}, found AS MATERIALIZED (
+    SELECT lane.level, lane.place, lane.size, lane.linger, member.id, member.enqueued_at, (member.nth - 1) / lane.size AS batch, member.nth
+      FROM ready AS lane
+     CROSS JOIN LATERAL (
+           SELECT locked.*, row_number() OVER () AS nth
+             FROM (SELECT task.id, task.enqueued_at {in_batch_lane}
+                    LIMIT lane.size * cardinality(%(pids)s::integer[]) FOR UPDATE SKIP LOCKED) AS locked) AS member
+), batch AS (
+    SELECT place, batch, row_number() OVER (ORDER BY level, batch, place) AS seat
+      FROM found
+     GROUP BY level, place, batch, size, linger
+    HAVING count(*) = size OR min(enqueued_at) <= now() - make_interval(secs => linger)
+), placed AS (
+    SELECT found.id, row_number() OVER (ORDER BY seat, nth) AS turn, (%(pids)s::integer[])[seat] AS pid
+      FROM found JOIN batch USING (place, batch)
+     WHERE seat <= cardinality(%(pids)s::integer[])
+), {claim}
+SELECT * FROM claimed ORDER BY turn;
 
 -- fragment: unclaim
 status = 'PENDING', claim_seq = task.claim_seq + 1, claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
@@ -799,7 +848,8 @@ WITH RECURSIVE lane AS MATERIALIZED (
                                  AND task.rate_key >= 'key=' AND task.priority <> 0 AND task.parked_at IS NULL
                                ORDER BY task.rate_key LIMIT 1) IS NOT NULL AS has_keys
       FROM unnest(%(queues)s::text[]) AS given (queue_name), (VALUES (false), (true)) AS kind (is_async),
-           unnest(%(rates)s::text[] || ''::text) AS rate (rate_key)
+           unnest(ARRAY (SELECT rate_key FROM json_to_recordset(CAST(%(batches)s AS json)) AS batch (rate_key text))
+                  || %(rates)s::text[] || ''::text) AS rate (rate_key)
 ), level (queue_name, is_async, rate_key, priority) AS (
     SELECT lane.queue_name, lane.is_async, lane.rate_key,
            (SELECT min(task.priority) FROM horsies_tasks_live AS task WHERE {in_lane})
@@ -835,6 +885,16 @@ WITH RECURSIVE lane AS MATERIALIZED (
                            WHERE {in_lane} AND task.enqueued_at <= now() AND task.status = 'PENDING'
                            LIMIT 1) AS task
                     WHERE lane.rate_key = rate.rate_key)
+    UNION ALL
+    -- A batch whose time is up is left to the next claim. If that claim does not get it, another worker has it: check again.
+    SELECT CASE WHEN batch.at > now() THEN batch.at ELSE now() + interval '50 ms' END
+      FROM (SELECT (SELECT min(task.enqueued_at) FROM horsies_tasks_live AS task
+                     WHERE {in_lane} AND task.priority = lane.priority AND task.enqueued_at <= now()
+                       AND task.status = 'PENDING') + make_interval(secs => known.linger) AS at
+              FROM level AS lane
+              JOIN json_to_recordset(CAST(%(batches)s AS json)) AS known (rate_key text, linger double precision) USING (rate_key)
+             WHERE lane.priority IS NOT NULL) AS batch
+     WHERE batch.at IS NOT NULL
     UNION ALL
     SELECT (SELECT min(task.enqueued_at) FROM horsies_tasks_live AS task
              WHERE task.queue_name = kind.queue_name AND task.is_async = kind.is_async

@@ -52,6 +52,7 @@ class WaitingFacts(NamedTuple):
     key_holders: Sequence[str] = ()
     key_paused_by: str | None = None
     key_allows_in: float | None = None
+    in_batch: int | None = None  # the due tasks that wait for the same batch, itself included
     parked_in: str | None = None
     parked_kind: str | None = None
     parked_for: float | None = None
@@ -131,7 +132,12 @@ def _blocking(facts: WaitingFacts) -> Iterator[str]:
     yield from _limits(facts)
     if facts.due_in > 0:
         return  # tasks before it may have ended by then
-    if facts.ahead:
+    if facts.in_batch is not None:
+        yield (
+            f"It is one of {facts.in_batch:,} tasks that wait to run in a batch, which starts when it is full or when the first"
+            " of them has waited for the task's linger."
+        )
+    elif facts.ahead:
         count = (
             f"more than {MOST_AHEAD:,} tasks"
             if facts.ahead >= MOST_AHEAD
@@ -141,7 +147,8 @@ def _blocking(facts: WaitingFacts) -> Iterator[str]:
             yield f"It is behind {count} of its key; tasks of a key start in their order."
             return
         yield f"It is behind {count} of its queue; more workers, or a lower priority number for it, would help."
-    elif facts.serving and not facts.is_async and facts.running >= facts.slots:
+        return
+    if facts.serving and not facts.is_async and facts.running >= facts.slots:
         busy = (
             "The only process of the worker that serves its queue is busy; it starts when that is free,"
             if facts.slots == 1

@@ -32,16 +32,18 @@ ON CONFLICT (task_name) DO UPDATE
 
 -- name: upsert_rates
 -- Insert or update the rate limits of these tasks. A limit that a task no longer has is set to 0 and not deleted, because
--- tasks that were sent with it still have its rate_key.
+-- tasks that were sent with it still have its rate_key. A task that runs in batches has a limit of 0 for the same reason: once
+-- it does not, workers claim from its lane as from that of a removed limit.
 WITH given AS (
     SELECT * FROM json_to_recordset(%(rows)s::json)
-        AS given (task_name text, rate_seconds double precision, rate_burst integer)
+        AS given (task_name text, rate_key text, rate_seconds double precision, rate_burst integer)
 ), lifted AS (
     UPDATE horsies_rates SET seconds = 0 FROM given
-     WHERE rate_key = given.task_name AND given.rate_seconds IS NULL AND seconds > 0
+     WHERE horsies_rates.rate_key = given.task_name AND given.rate_seconds IS NULL AND seconds > 0
 )
 INSERT INTO horsies_rates AS known (rate_key, seconds, burst)
-SELECT task_name, rate_seconds, rate_burst FROM given WHERE rate_seconds IS NOT NULL ORDER BY task_name
+SELECT rate_key, coalesce(rate_seconds, 0), coalesce(rate_burst, 1) FROM given
+ WHERE rate_seconds IS NOT NULL OR rate_key >= 'batch=' AND rate_key < 'batch>' ORDER BY rate_key
 ON CONFLICT (rate_key) DO UPDATE SET seconds = excluded.seconds, burst = excluded.burst
  WHERE (known.seconds, known.burst) <> (excluded.seconds, excluded.burst);
 
@@ -139,7 +141,7 @@ RETURNING worker_id, hostname, pid;
 SELECT task.status = 'RUNNING' AS was_started, 0 AS turn, task.id, task.claim_seq, task.task_name, task.args, task.kwargs, task.queue_name,
        task.is_async, task.priority, task.enqueued_at, task.worker_pid AS pid, task.timeout_ms, task.retry_count, task.max_retries,
        task.crash_count, task.good_until IS NOT NULL AS has_expiry, task.task_options, task.workflow_id, task.workflow_index,
-       task.earlier_attempts
+       task.earlier_attempts, task.rate_key
   FROM horsies_tasks_live AS task LEFT JOIN horsies_workers AS worker ON worker.worker_id = task.claimed_by_worker_id
  WHERE CASE task.status
        WHEN 'CLAIMED' THEN %(requeue)s

@@ -59,7 +59,7 @@ CREATE TABLE horsies_tasks (
     error_code           text,
     failed_reason        text,
     result               text,
-    -- The lane of the task within its queue: `key=` and its key, else the name of its rate limit, else ''. Claims of other
+    -- The lane of the task within its queue: `key=` and its key, `batch=` and its name, else the name of its rate limit, else ''. Claims of other
     -- tasks do not walk over those that must wait. Keys are walked in the order of this column, which is that of the bytes.
     rate_key             text        COLLATE "C" NOT NULL DEFAULT '',
     -- The attempts before an operator sent the failed task again. It has a fresh retry budget since then, and its attempts
@@ -340,7 +340,7 @@ CREATE INDEX horsies_in_flight_worker ON horsies_in_flight (worker_id);
 
 -- Rate limits. One task may start every `seconds`, and up to `burst` tasks at once after a quiet time. The next task is due
 -- `seconds` after `spent_until`, and not before `held_until`: a task has raised RateLimited. A row with 0 seconds is a limit
--- that was removed.
+-- that was removed, or stands for the lane of a task that runs in batches.
 CREATE TABLE horsies_rates (
     rate_key    text             COLLATE "C" PRIMARY KEY,
     seconds     double precision NOT NULL,

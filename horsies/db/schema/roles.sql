@@ -61,7 +61,7 @@ GRANT SELECT ON horsies_workflow_tasks, horsies_workflow_results TO horsies_prod
 GRANT horsies_producer TO horsies_worker;
 GRANT UPDATE (live, status, claim_seq, retry_count, crash_count, enqueued_at, next_retry_at, claimed_by_worker_id,
               claimed_at, started_at, completed_at, failed_at, terminal_at, result, error_code, failed_reason,
-              cancel_asked_at, unknown_since, unknown_until)
+              cancel_asked_at, unknown_since, unknown_until, rate_key)
    ON horsies_tasks TO horsies_worker, horsies_operator;
 GRANT UPDATE (status, claim_seq, claimed_by_worker_id, claimed_at, started_at, worker_pid, worker_hostname,
               worker_process_name, enqueued_at, unknown_since, unknown_until)
