@@ -226,7 +226,7 @@ def test_a_worker_of_the_last_release_does_not_start_after_the_migration(
     workplace.write(URL + APP)
     migrate(next_release)
 
-    refused = workplace.run("worker", "app:app", "--processes=1")
+    refused = workplace.run("worker", "app:app", "--processes=1", seconds=90)
 
     assert refused.returncode == 1
     assert (
