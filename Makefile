@@ -22,6 +22,8 @@ LOWEST_TESTS ?= -W ignore::DeprecationWarning -W "ignore:Unclosed <MemoryObject:
 CONSTRAINTS ?=
 # What `python -m bench` is told, such as --quick.
 BENCH ?=
+# The interpreters for which `make release-check` installs the package; all that are found if empty.
+PYTHONS ?=
 # How long a soak lasts.
 SOAK_MINUTES ?= 60
 # How much larger the fault drills are than in CI, and how much is sent in the end.
@@ -31,7 +33,7 @@ FAULTS_SENDS ?= 1000000
 # Servers with the packaged 100 connections cannot carry six test processes.
 TEST_PROCESSES ?= $(if $(filter-out embedded 13 14 16 17,$(HORSIES_TEST_SERVER)),4,6)
 
-.PHONY: help demo test servers lowest lint types docs bench faults soak clean
+.PHONY: help demo test servers lowest lint types docs bench faults soak dist release-check sbom clean
 .DEFAULT_GOAL := help
 
 help:
@@ -45,6 +47,9 @@ help:
 	@echo 'make bench   measure how fast it is on this machine, for two to three hours; BENCH=--quick for three minutes'
 	@echo 'make faults  the fault drills at length, and how fast this machine recovers from what'
 	@echo 'make soak    a load under fault after fault, for SOAK_MINUTES'
+	@echo 'make dist    build the wheel and the source distribution in build/dist'
+	@echo 'make release-check    build them, and install them on every CPython here, or on PYTHONS'
+	@echo 'make sbom    list what is installed with the wheel, and the licences, in build/sbom.cdx.json'
 	@echo 'make clean   remove everything that was set up or built here'
 
 demo: $(VENV)/.runs
@@ -87,6 +92,22 @@ faults: $(VENV)/.develops
 soak: $(VENV)/.develops
 	$(BIN)/python -m tests.faults --soak $(SOAK_MINUTES)
 
+dist: $(VENV)/.develops
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
+
+release-check: dist
+	$(BIN)/python -m tests.release $(PYTHONS)
+
+# What a user gets who installs the wheel without extras. pip and setuptools come with the environment, and not with horsies.
+sbom: dist $(VENV)/.releases
+	rm -rf build/sbom
+	$(BIN)/python -m venv build/sbom
+	build/sbom/bin/python -m pip install --quiet --disable-pip-version-check build/dist/*.whl
+	build/sbom/bin/python -m pip uninstall --quiet --yes setuptools pip
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --spec-version 1.6 --output-reproducible \
+		--output-file build/sbom.cdx.json build/sbom
+
 clean:
 	rm -rf .venv .venv-3.* .venv-lowest .servers .bench build dist *.egg-info
 	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
@@ -105,6 +126,10 @@ $(VENV)/.develops: pyproject.toml | $(BIN)/python
 
 $(VENV)/.documents: $(VENV)/.develops
 	$(call install,--group docs)
+	@touch $@
+
+$(VENV)/.releases: $(VENV)/.develops
+	$(call install,--group release)
 	@touch $@
 
 # pip knows dependency groups from 25.1 on.
