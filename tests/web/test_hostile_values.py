@@ -101,6 +101,21 @@ def _json(moment: Any) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
+@pytest.mark.breaks_invariants
+def test_a_rate_limit_that_is_spent_for_ever_is_shown(db: Db, call: Call) -> None:
+    for column in ("spent_until", "held_until"):
+        db.execute(
+            f"INSERT INTO horsies_rates (rate_key, seconds, burst, {column}) VALUES (%s, 1, 1, 'infinity')".encode(),
+            (column,),
+        )
+
+    page, api = call(get("/queues"), get("/api/queues"))
+
+    assert (page.status_code, api.status_code) == (200, 200)
+    assert "held_until" in page.text
+    assert "spent_until" in page.text
+
+
 def test_failed_tasks_of_all_times_are_each_on_one_page(db: Db, call: Call) -> None:
     times = ("infinity", "294276-12-31", "294000-01-01", "now", "0044-03-15 BC", "4713-01-01 BC", "-infinity")
     stored = [_insert(db, terminal_at=time) for time in times for _ in range(2)]
