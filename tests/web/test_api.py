@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable
@@ -372,6 +373,35 @@ def test_the_percentiles_of_one_run_are_its_run_time(
     assert [round(found["waits"][name], 2) for name in ("p50", "p95", "p99")] == [3, 3, 3]
     drawn = [(each["run_p50"], each["run_p95"]) for each in found["points"] if each["completed"]]
     assert [tuple(round(value, 2) for value in pair) for pair in drawn] == [(12, 12)]
+
+
+@pytest.mark.parametrize(
+    "traceback", [None, "Traceback (most recent call last):\nLookupError: no box"], ids=str
+)
+def test_a_page_has_built_in_codes_as_text_and_the_api_as_they_are_stored(
+    call: Call, db: Db, traceback: str | None
+) -> None:
+    error = {
+        "error_code": {"__builtin_task_code__": "TASK_CANCELLED"},
+        "message": "it was cancelled",
+        "data": 'a text: "error_code":{"__builtin_task_code__":"OWN"}',
+        "exception": {"traceback": traceback} if traceback else None,
+    }
+    stored = json.dumps({"err": error})
+    row = db.execute(
+        "INSERT INTO horsies_tasks (task_name, live, status, error_code, terminal_at, result)"
+        " VALUES ('send', false, 'CANCELLED', 'TASK_CANCELLED', now(), %s) RETURNING id",
+        (stored,),
+    ).fetchone()
+    assert row is not None
+    task_id = row["id"]
+
+    page, payload = call(get(f"/tasks/{task_id}"), get(f"/api/tasks/{task_id}/result"))
+
+    shown = html.unescape(re.sub(r"<[^>]+>", "", page.text))
+    assert '"error_code": "TASK_CANCELLED"' in shown
+    assert shown.count("__builtin_task_code__") == 1  # in the data, which is the user's own
+    assert payload.text == stored
 
 
 def test_the_page_on_metrics_lists_those_that_there_are(quiet_call: Call) -> None:
