@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from horsies import units
 from horsies.codec.results import error_of, with_plain_codes
-from horsies.db.queries.doctor import Finding
+from horsies.db.queries.doctor import TITLES, Finding
 from horsies.db.queries.inspect import MOST_NODES, FullTask, Queue, RunningTask, WorkerSnapshot, WorkflowNode
 from horsies.db.queries.keys import MOST_COUNTED
 from horsies.db.queries.statistics import Part, Scope
@@ -490,6 +490,7 @@ class Pages:
             paused=paused_queues(now),
             acts=await self._queries.actions(20),
             tables=tables,
+            titles=TITLES,
         )
 
     async def api(self, request: Request) -> Response:

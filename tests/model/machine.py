@@ -74,7 +74,7 @@ class Hold(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """`valid` until its lease runs out, which it can tell by its own clock; `dead` it is only in the database."""
+    """`valid` until its lease expires, which it can tell by its own clock; `dead` it is only in the database."""
 
     away: bool
     valid: bool
