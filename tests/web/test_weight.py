@@ -51,7 +51,7 @@ def _named(text: str, is_page: bool) -> list[tuple[str, ...]]:
     ]
 
 
-@pytest.mark.parametrize("page", ["/", "/tasks?status=FAILED", "/queues"])
+@pytest.mark.parametrize("page", ["/", "/tasks?status=FAILED"])
 def test_a_page_with_all_that_it_loads_takes_at_most_200_kb(database_url: str, page: str) -> None:
     fill_day(database_url, 3_000)
 
@@ -59,5 +59,5 @@ def test_a_page_with_all_that_it_loads_takes_at_most_200_kb(database_url: str, p
 
     loaded = {path.removeprefix("/static/") for path in found if path.startswith("/static/")}
     assert loaded == {file.name for file in STATIC.iterdir()}
-    assert found[urlsplit(page).path] > 5_000, "the page is empty"
+    assert found[urlsplit(page).path] > 20_000, "the page is empty"
     assert sum(found.values()) <= LIMIT, sorted(found.items(), key=lambda each: -each[1])
