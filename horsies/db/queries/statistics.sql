@@ -127,7 +127,7 @@ SELECT left(queue_name, 300) AS queue_name, left(task_name, 300) AS task_name,
 
 -- name: rate_limits
 -- The rate limits of tasks, those that must wait longest first. Epochs are subtracted: PostgreSQL up to 16 cannot subtract
--- infinite times. A wait is cut to 30 years, because a stored time may be infinite.
+-- infinite times. A wait is cut to 30 years, because anybody may have written the rows.
 SELECT rate_key AS name, seconds, burst,
        least(greatest(extract(epoch FROM spent_until)::double precision + seconds, extract(epoch FROM held_until)::double precision)
                  - extract(epoch FROM clock_timestamp())::double precision, 1e9) AS due_in
