@@ -36,13 +36,13 @@ SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0')
        'task-' || n %% 20, 'queue-' || n %% 5, false, CASE WHEN n %% 100 = 0 THEN 'FAILED' ELSE 'COMPLETED' END,
        '{"x":' || n || '}', '{"ok":1}', CASE WHEN n %% 100 = 0 THEN 'BROKEN' END, 1, at, at, at, at
   FROM (SELECT n, now() - interval '1 day' * (1 - n::double precision / %(total)s) AS at
-          FROM generate_series(%(first)s, %(last)s) AS n) AS spread
+          FROM generate_series(%(first)s::integer, %(last)s::integer) AS n) AS spread
 """
 _WAIT = """
 INSERT INTO horsies_tasks_live (id, task_name, queue_name, kwargs)
 SELECT (lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0')
         || substr(replace(gen_random_uuid()::text, '-', ''), 13))::uuid, 'task-1', 'queue-1', '{"x":1}'
-  FROM generate_series(%(first)s, %(last)s)
+  FROM generate_series(%(first)s::integer, %(last)s::integer)
 """
 
 

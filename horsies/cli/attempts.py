@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from horsies.cli.output import cut, first_line
+from horsies.codec.results import with_plain_codes
 from horsies.db.queries.inspect import Attempt, FullTask
 from horsies.db.queries.steps import StepRow
 from horsies.units import time_text, took
@@ -63,7 +64,10 @@ def cells(numbers: Sequence[int], rows: Sequence[Row]) -> list[dict[str, str]]:
         {
             "": _DIFFERENT if row.differs else _SAME,
             "attempt": row.fact,
-            **{str(number): cut(text, LONGEST_CELL) for number, text in zip(numbers, row.texts, strict=True)},
+            **{
+                str(number): cut(with_plain_codes(text), LONGEST_CELL)
+                for number, text in zip(numbers, row.texts, strict=True)
+            },
         }
         for row in rows
     ]

@@ -22,7 +22,7 @@ from horsies.cli.options import (
     log_level,
 )
 from horsies.cli.output import print_json, print_table, printable, raise_all
-from horsies.db.queries.doctor import Finding, Thresholds, examine
+from horsies.db.queries.doctor import TITLES, Finding, Thresholds, examine
 from horsies.db.queries.workers import host_health, on_host
 from horsies.registry import AnyTask
 from horsies.units import counted
@@ -83,10 +83,11 @@ def doctor(as_json: bool, strict: bool, grace_seconds: float, database: Database
 
 
 def _print_findings(found: Mapping[str, Finding | None]) -> None:
-    """Print a line for each check, and below it what was found, and the remedy."""
-    width = max(map(len, found))
-    for check, finding in found.items():
-        click.echo(f"{check:<{width}}   {'ok' if finding is None else finding.level}")
+    """Print a line for each check with its title and its name, and below it what was found, and the remedy."""
+    width, width_of_titles = max(map(len, found)), max(len(TITLES[name]) for name in found)
+    for name, finding in found.items():
+        result = "ok" if finding is None else finding.level
+        click.echo(f"{TITLES[name]:<{width_of_titles}}   {name:<{width}}   {result}")
         if finding is not None:
             example = f": {finding.examples[0]}" if finding.examples else ""
             click.echo(f"  {printable(finding.message + example)}")

@@ -26,7 +26,7 @@ from horsies.cli.options import (
     subject_argument,
 )
 from horsies.cli.output import cut, first_line, print_fields, print_json, print_table, print_text
-from horsies.codec.results import STORED_SHOWN, error_of, raw, stored_text
+from horsies.codec.results import STORED_SHOWN, error_of, raw, stored_text, with_plain_codes
 from horsies.db.connection import Connection
 from horsies.db.queries import inspect, operations
 from horsies.db.queries.inspect import Attempt, FullTask, Queue, TaskFilter, TaskRow, Worker
@@ -334,7 +334,8 @@ def _task_document(facts: dict[str, Any], found: FullTask) -> dict[str, Any]:
 def _print_task(facts: dict[str, Any], found: FullTask) -> None:
     for field in ("args", "kwargs"):
         facts[field] = stored_text(facts[field], UNDECODABLE_SHOWN)
-    facts["result"], traceback = _result_and_traceback(found.task.result)
+    result, traceback = _result_and_traceback(found.task.result)
+    facts["result"] = result and with_plain_codes(result)
     facts["progress"] = None if found.progress is None else _progress(found.progress)
     caller = found.caller
     facts["called by"] = None if caller is None else f"task {caller.task_id} in step {caller.step!r}"
@@ -400,7 +401,7 @@ def _step_row(step: StepRow) -> dict[str, str]:
         "attempt": str(step.attempt),
         "started": time_text(step.started_at),
         "took": "" if ended is None else took(step.started_at, ended),
-        "result": f"(waits{calls}{waits})" if ended is None else cut(step.result or ""),
+        "result": f"(waits{calls}{waits})" if ended is None else cut(with_plain_codes(step.result or "")),
     }
 
 

@@ -23,6 +23,7 @@ from horsies.cli.options import Database, subject_argument
 from horsies.cli.output import cut, printable
 from horsies.codec import ArgumentError
 from horsies.codec.failures import render
+from horsies.codec.results import with_plain_codes
 from horsies.config import PostgresConfig
 from horsies.db.connection import Connection
 from horsies.db.queries import inspect, steps
@@ -52,7 +53,7 @@ class ReplayedSteps(Steps):
             raise ReplayEnds(f"it has come to step {name!r}")
         if stored is None or stored.result is None:
             raise ReplayEnds(f"step {name!r} has no stored result, and is not carried out")
-        click.echo(f"step {name!r}: {printable(cut(stored.result))}")
+        click.echo(f"step {name!r}: {printable(cut(with_plain_codes(stored.result)))}")
         return stored
 
 

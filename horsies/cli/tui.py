@@ -26,7 +26,7 @@ from horsies.cli.inspect import queue_row, read_workers, task_row, worker_row
 from horsies.cli.options import Redaction
 from horsies.cli.output import LONGEST_CELL, cut, first_line, fitting_columns, printable
 from horsies.cli.signals import restored_handlers
-from horsies.codec.results import STORED_SHOWN, UNDECODABLE, stored_text
+from horsies.codec.results import STORED_SHOWN, UNDECODABLE, stored_text, with_plain_codes
 from horsies.config import PostgresConfig
 from horsies.db.connection import TRANSIENT, Connection, connect
 from horsies.db.queries import inspect, operations, statistics
@@ -293,7 +293,7 @@ def task_text(found: FullTask) -> Text:
     for title, lines in (
         ("why", found.reasons),
         ("arguments", _json(task.args, task.kwargs)),
-        ("result", _json(task.result)),
+        ("result", _json(task.result and with_plain_codes(task.result))),
         ("attempts", [_attempt(attempt) for attempt in found.attempts]),
     ):
         text.append(f"\n{title}\n", "bold")

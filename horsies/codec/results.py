@@ -113,6 +113,21 @@ def stored_text(text: str | None, shown: int = STORED_SHOWN) -> str | None:
     return f"({UNREADABLE}) {found}" if isinstance(found, str) else text
 
 
+# Within a string of JSON, the quotation marks would be escaped: this finds objects only, also in a text that is cut.
+_BUILTIN_CODE = re.compile(
+    r'("error_code"\s*:\s*)\{\s*"__builtin_task_code__"\s*:\s*("(?:[^"\\]|\\.)*")\s*\}'
+)
+
+
+def with_plain_codes(text: str) -> str:
+    """Return stored JSON for people: a built-in error code is a string there, not the object in which it is stored.
+
+    >>> with_plain_codes('{"err":{"error_code":{"__builtin_task_code__":"TASK_TIMEOUT"},"message":null}}')
+    '{"err":{"error_code":"TASK_TIMEOUT","message":null}}'
+    """
+    return _BUILTIN_CODE.sub(r"\1\2", text)
+
+
 # Encoded in advance, because there may be no memory left when it is needed.
 _LAST_RESORT = encode_value(
     {

@@ -312,7 +312,7 @@ async def time_to_store(connection: Connection, characters: int) -> AsyncGenerat
 
 
 def _give_up(connection: Connection, seconds: float) -> None:
-    logger.warning("PostgreSQL has not answered for %.1f s, hanging up", seconds)
+    logger.warning("PostgreSQL has not answered for %.1f s, closing the connection", seconds)
     with suppress(psycopg.OperationalError):  # the connection is closed already
         hosts.avoid(_conninfo_of.get(connection, ""), *server_of(connection))
     hang_up(connection)

@@ -271,7 +271,7 @@ async def sync_schedules(connection: Connection, starters: Starters, given: Iter
             logger.warning("schedule %r is not in the code any more: it is kept, and not run", name)
         elif row.config_hash != config_hash(in_code[name]):
             logger.warning(
-                "schedule %r has another pattern or time zone: its slots begin anew from now", name
+                "schedule %r has another pattern or time zone: its next run is computed from now", name
             )
 
 

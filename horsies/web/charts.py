@@ -81,15 +81,17 @@ def _depth_at(end: datetime, depths: Sequence[Depth]) -> Depth | None:
 
 def _point(at: datetime, slots: Sequence[TimeSlot], depth: Depth | None) -> Point:
     runs, waits = total(slot.runs for slot in slots), total(slot.waits for slot in slots)
+    max_run = longest(slot.max_run_seconds for slot in slots)
+    max_wait = longest(slot.max_wait_seconds for slot in slots)
     return Point(
         at,
         sum(slot.completed for slot in slots),
         sum(slot.failed for slot in slots),
         sum(slot.other for slot in slots),
-        quantile(runs, 0.5),
-        quantile(runs, 0.95),
-        quantile(waits, 0.5),
-        quantile(waits, 0.95),
+        quantile(runs, 0.5, max_run),
+        quantile(runs, 0.95, max_run),
+        quantile(waits, 0.5, max_wait),
+        quantile(waits, 0.95, max_wait),
         None if depth is None else depth.pending,
         None if depth is None else depth.running,
     )
@@ -106,21 +108,40 @@ def total(histograms: Iterable[Sequence[int] | None]) -> list[int]:
     return [sum(counts) for counts in zip([0] * BUCKETS, *counted, strict=True)]
 
 
-def quantile(histogram: Sequence[int], share: float) -> float | None:
+def longest(seconds: Iterable[float | None]) -> float | None:
+    """Return the longest of several times, None if none is known."""
+    return max((each for each in seconds if each is not None), default=None)
+
+
+def quantile(histogram: Sequence[int], share: float, max_seconds: float | None = None) -> float | None:
     """Return a quantile of a histogram in seconds, interpolated between its bounds; None if the histogram is empty.
+
+    The times of a bucket count as evenly spread, and the last one as the upper bound of the bucket. `max_seconds` is the
+    longest time, and so the upper bound of the last bucket with a time. Without it, times above the last bound count as
+    that bound.
 
     >>> quantile([0] * 7 + [10] + [0] * 8, 0.5)
     0.75
+    >>> quantile([0] * 11 + [1] + [0] * 4, 0.5, 12.0)
+    12.0
     """
-    rank = sum(histogram) * share
+    rank = math.ceil(sum(histogram) * share)
     if rank == 0:
         return None
-    below, lower = 0.0, 0.0
-    for count, upper in zip(histogram, (*BOUNDS, BOUNDS[-1]), strict=True):
+    below, lower = 0, 0.0
+    for count, bound in zip(histogram, (*BOUNDS, None), strict=True):
         if count and below + count >= rank:
+            upper = _upper(bound, lower, max_seconds)
             return lower + (upper - lower) * (rank - below) / count
-        below, lower = below + count, upper
-    return BOUNDS[-1]
+        below, lower = below + count, bound or lower
+    return lower
+
+
+def _upper(bound: float | None, lower: float, max_seconds: float | None) -> float:
+    """Return the upper bound of a bucket. The last bucket has no bound of its own."""
+    if max_seconds is None:
+        return lower if bound is None else bound
+    return max(lower, max_seconds if bound is None else min(bound, max_seconds))
 
 
 class Series(NamedTuple):
@@ -181,7 +202,9 @@ def _ticks(since: datetime, until: datetime, step: timedelta) -> list[tuple[floa
 
 def spark(values: Sequence[float | None], top: float = 0) -> tuple[str, str]:
     """Return the SVG paths of a small line without axes, in a box of 1000 by 100."""
-    return _paths(values, max(top, *(value or 0 for value in values), 1e-9) * 1.04) if values else ("", "")
+    return (
+        _paths(values, max(top, *(value or 0 for value in values), 1e-9) * 1.04)[:2] if values else ("", "")
+    )
 
 
 _ROUND_SECONDS = (60, 120, 240, 600, 1_200, 2_400, 3_600, 7_200, 14_400, 28_800, 43_200, 86_400)
@@ -202,10 +225,13 @@ def nice(top: float, unit: str = "") -> float:
     return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= top * 0.999999)
 
 
-def _paths(values: Sequence[float | None], top: float) -> tuple[str, str]:
-    """Return the SVG paths of the line and of the area below it. Both have a gap where there is no value."""
+def _paths(values: Sequence[float | None], top: float) -> tuple[str, str, str]:
+    """Return the SVG paths of the line, of the area below it, and of the dots for values between two gaps.
+
+    The line and the area have a gap where there is no value.
+    """
     width = 1000 / max(1, len(values) - 1)
-    line, area = "", ""
+    line, area, dots = "", "", ""
     start = None
     for step, value in enumerate((*values, None)):
         if value is not None:
@@ -214,7 +240,9 @@ def _paths(values: Sequence[float | None], top: float) -> tuple[str, str]:
             area += f"{f'M{x} 100' if start is None else ''}L{x} {y}"
             start = step if start is None else start
         elif start is not None:
-            line += "h0.1" if start == step - 1 else ""
+            if start == step - 1:
+                line += "h0.1"
+                dots += line[line.rindex("M") :]
             area += f"L{(step - 1) * width:.1f} 100Z"
             start = None
-    return line, area
+    return line, area, dots

@@ -19,7 +19,7 @@ from horsies.db.queries.statistics import (
     TaskCounts,
     TimeSlot,
 )
-from horsies.web.charts import SLOT, Point, Range, floor, points, quantile, total
+from horsies.web.charts import SLOT, Point, Range, floor, longest, points, quantile, total
 
 # The number of queues or tasks that have a line of their own, and of rows in the table of the busiest tasks.
 MOST_LINES, MOST_ROWS = 5, 12
@@ -57,6 +57,8 @@ class History(NamedTuple):
     depths: dict[str, list[int | None]]
     waits: list[int]
     runs: list[int]
+    max_wait_seconds: float | None
+    max_run_seconds: float | None
 
     @property
     def since(self) -> datetime:
@@ -84,8 +86,10 @@ class History(NamedTuple):
 
     def quantiles(self, name: Literal["waits", "runs"]) -> list[float | None]:
         """Return the median of the wait or run times in seconds, and the values below which 95 % and 99 % lie."""
-        counts = self.waits if name == "waits" else self.runs
-        return [quantile(counts, share) for share in (0.5, 0.95, 0.99)]
+        counts, max_seconds = (
+            (self.waits, self.max_wait_seconds) if name == "waits" else (self.runs, self.max_run_seconds)
+        )
+        return [quantile(counts, share, max_seconds) for share in (0.5, 0.95, 0.99)]
 
 
 def stored_step(which: Range) -> timedelta:
@@ -123,6 +127,8 @@ def history(
         depths=_depths(which, stored.depths, drawn) if by == "queue" else {},
         waits=total(slot.waits for slot in slots),
         runs=total(slot.runs for slot in slots),
+        max_wait_seconds=longest(slot.max_wait_seconds for slot in slots),
+        max_run_seconds=longest(slot.max_run_seconds for slot in slots),
     )
 
 

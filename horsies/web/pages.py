@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from horsies import units
-from horsies.codec.results import error_of
-from horsies.db.queries.doctor import Finding
+from horsies.codec.results import error_of, with_plain_codes
+from horsies.db.queries.doctor import TITLES, Finding
 from horsies.db.queries.inspect import MOST_NODES, FullTask, Queue, RunningTask, WorkerSnapshot, WorkflowNode
 from horsies.db.queries.keys import MOST_COUNTED
 from horsies.db.queries.statistics import Part, Scope
@@ -111,6 +111,7 @@ _FILTERS: dict[str, Any] = {
     "frames": frames,
     "json": as_json,
     "json_tokens": json_tokens,
+    "plain_codes": with_plain_codes,
     "megabytes": units.megabytes,
     "moment": units.moment,
     "number": units.number,
@@ -441,7 +442,7 @@ class Pages:
             "workflow.html",
             flow.name,
             flow=flow,
-            problem=problem or flow.error,
+            problem=problem or (flow.error and with_plain_codes(flow.error)),
             nodes=nodes,
             by_index=by_index,
             progress=progress(node.status for node in nodes),
@@ -489,6 +490,7 @@ class Pages:
             paused=paused_queues(now),
             acts=await self._queries.actions(20),
             tables=tables,
+            titles=TITLES,
         )
 
     async def api(self, request: Request) -> Response:

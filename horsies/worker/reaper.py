@@ -77,7 +77,7 @@ async def _find_orphans(connection: Connection, rules: Rules) -> list[Orphan] | 
     if not await workers.try_reaper_lock(connection):
         return None
     for worker_id, hostname, pid in await workers.mark_dead(connection, rules):
-        logger.error("worker %s (pid %d on %s) is dead: its lease ran out", worker_id, pid, hostname)
+        logger.error("worker %s (pid %d on %s) is dead: its lease expired", worker_id, pid, hostname)
     return await workers.orphans(connection, rules)
 
 

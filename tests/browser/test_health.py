@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from playwright.sync_api import expect
 
+from horsies.db.queries.doctor import CHECKS
 from tests.browser.viewer import Viewer, browses
 
 Watch = Callable[..., Viewer]
@@ -77,3 +78,4 @@ def test_the_page_lists_the_largest_tables_and_what_operators_did(
     expect(page.locator("tr", has_text="web:ann")).to_contain_text("pause")
     page.locator(".checked summary").click(timeout=20_000)
     expect(page.locator(".checks li").first).to_be_visible()
+    assert page.locator(".checks li").all_inner_texts() == [check.title for check in CHECKS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import psycopg
 import pytest
@@ -24,12 +25,12 @@ def test_there_is_a_line_for_each_check(workplace):
 
     *rows, summary = result.stdout.splitlines()
     assert result.returncode == 0, result.stderr
-    checks = [row.split() for row in rows if not row.startswith(" ")]
-    assert [name for name, _ in checks] == [check.name for check in CHECKS]
+    checks = [re.split(" {3,}", row) for row in rows if not row.startswith(" ")]
+    assert [(title, name) for title, name, _ in checks] == [(check.title, check.name) for check in CHECKS]
     # the server of the tests does not wait for the disk, which is worth a warning
     assert summary == f"{len(CHECKS)} checks: 1 warning"
-    assert [name for name, result in checks if result != "ok"] == ["durability"]
-    place = next(number for number, row in enumerate(rows) if row.startswith("durability"))
+    assert [name for _, name, result in checks if result != "ok"] == ["durability"]
+    place = next(number for number, row in enumerate(rows) if row.startswith("durability settings"))
     warning, finding, remedy = rows[place : place + 3]
     assert warning.endswith("   warning")
     assert finding.startswith("  2 settings by which")
@@ -44,11 +45,13 @@ def test_a_violation_is_shown_with_an_example_and_a_remedy_and_fails(workplace, 
     result = workplace.run("doctor")
 
     lines = result.stdout.splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith("limbo"))
+    place = next(
+        number for number, line in enumerate(lines) if line.startswith("tasks held by no live worker")
+    )
     check, finding, remedy = lines[place : place + 3]
     assert result.returncode == 1
     assert result.stderr == ""
-    assert check.split() == ["limbo", "violation"]
+    assert check.split()[-2:] == ["limbo", "violation"]
     assert "1 task held by a worker" in finding
     assert task_id in finding
     assert "restart" in remedy

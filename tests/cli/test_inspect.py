@@ -173,6 +173,23 @@ def test_show_aligns_the_fields_and_ends_with_the_traceback_as_text(workplace, d
     assert "Traceback" not in result
 
 
+def test_show_has_built_in_codes_as_text_and_in_json_as_they_are_stored(workplace, db):
+    task_id = store_failure(db, FAILURE)
+    db.execute(
+        "INSERT INTO horsies_steps (task_id, claim_seq, name, kind, attempt, result, started_at, ended_at)"
+        " VALUES (%s, 0, 'charge', 'step', 1, %s, now(), now())",
+        (task_id, json.dumps(FAILURE)),
+    )
+
+    shown = workplace.run("show", task_id).stdout
+    compared = workplace.run("show", task_id, "--diff").stdout
+    document = json.loads(workplace.run("show", task_id, "--json").stdout)
+
+    assert '"error_code":"UNHANDLED_EXCEPTION"' in shown
+    assert "__builtin_task_code__" not in shown + compared
+    assert document["result"] == FAILURE
+
+
 def test_every_time_has_one_format(workplace, db):
     workplace.env["TZ"] = "America/New_York"
     at = "2026-07-01 12:00:00.5Z"

@@ -251,7 +251,7 @@ async def _pool(
 
 
 async def _submit_and_renew(settings: ChildSettings, path: Path) -> list[str]:
-    """What becomes of a call that is handed in after the lease ran out, and after it is renewed."""
+    """What becomes of a call that is handed in after the lease has expired, and after it is renewed."""
     seen = list[str]()
     async with _pool(settings, seen) as pool:
         (pid,) = pool.free(1)
@@ -270,7 +270,7 @@ async def _submit_and_renew(settings: ChildSettings, path: Path) -> list[str]:
 def test_the_task_behind_one_that_came_back_is_held_to_its_time(
     settings: ChildSettings, tmp_path: Path
 ) -> None:
-    """The first lease ran out before the second task's turn; the third clings to life, so that only the worker can end it."""
+    """The first lease expired before the second task's turn; the third clings to life, so that only the worker can end it."""
     gate, mark, sign = tmp_path / "gate", tmp_path / "mark", tmp_path / "clings"
 
     async def run() -> list[str]:

@@ -132,7 +132,7 @@ def test_a_connection_over_which_nothing_passes_any_more_is_given_up(workplace: 
         seen = len(runs(db))
 
         eventually(have_run(db, seen + 2), seconds=40, what="runs over the next connection")
-        assert "hanging up" in scheduler.log
+        assert "closing the connection" in scheduler.log
     assert_every_second_once(runs(db))
 
 

@@ -74,7 +74,7 @@ class Hold(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """`valid` until its lease runs out, which it can tell by its own clock; `dead` it is only in the database."""
+    """`valid` until its lease expires, which it can tell by its own clock; `dead` it is only in the database."""
 
     away: bool
     valid: bool
@@ -118,7 +118,7 @@ def steps(state: State, world: World) -> Iterator[Step]:
         if worker.away:
             yield Event("comes back", index, fault=True), _put(state, index, worker._replace(away=False))
             if worker.valid:
-                yield Event("has its lease run out", index), _put(state, index, worker._replace(valid=False))
+                yield Event("has its lease expire", index), _put(state, index, worker._replace(valid=False))
             continue
         if any(not other.away for place, other in enumerate(state.workers) if place != index):
             yield Event("goes away", index, fault=True), _put(state, index, worker._replace(away=True))

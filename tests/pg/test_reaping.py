@@ -66,16 +66,19 @@ def ward(database_url: str, make_app: Callable[..., Horsies]) -> Iterator[Ward]:
     with psycopg.connect(database_url, autocommit=True) as db:
         yield Ward(patient, keeper, Settler(app), db)
         db.execute("UPDATE horsies_workers SET dead_at = now()")
-        keeper.reap(AT_ONCE, Settler(app))  # so that nothing is left in limbo
+        keeper.reap(AT_ONCE, Settler(app))  # so that no task stays claimed by a dead worker
     patient.close()
     keeper.close()
 
 
-def test_a_worker_whose_lease_ran_out_is_dead_and_its_tasks_are_rescued(ward: Ward) -> None:
+def test_a_worker_whose_lease_expired_is_dead_and_its_tasks_are_rescued(
+    ward: Ward, caplog: pytest.LogCaptureFixture
+) -> None:
     ward.silence(1)
 
     assert ward.reap() == 2
     assert ward.is_dead()
+    assert "is dead: its lease expired" in caplog.text
     assert ward.statuses() == {1: "FAILED", 2: "PENDING"}
 
 

@@ -142,7 +142,7 @@ TABLES: dict[str, tuple[str, str]] = {
         "task_name",
         "INSERT INTO horsies_rollups SELECT date_trunc('minute', now()) - random() * interval '2 minutes',"
         " CASE WHEN random() < 0.5 THEN '' ELSE 'q' END, gen_random_uuid()::text, 1, 1, 1, 1, 1, 1,"
-        " array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16]) RETURNING task_name",
+        " array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16]), 1, 1 RETURNING task_name",
     ),
     "horsies_totals": (
         "task_name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable
@@ -351,6 +352,56 @@ def test_counters_only_grow_whatever_is_deleted(call: Call, db: Db, database_url
             in answer.text
         )
         assert 'horsies_task_run_seconds_sum{queue="default",task="mail \\"x\\"\\n"} 120' in answer.text
+
+
+@pytest.mark.parametrize("span", ["5m", "1h", "24h"])
+def test_the_percentiles_of_one_run_are_its_run_time(
+    call: Call, db: Db, database_url: str, span: str
+) -> None:
+    db.execute(
+        "INSERT INTO horsies_tasks (task_name, live, status, enqueued_at, started_at, terminal_at) SELECT 'add', false,"
+        " 'COMPLETED', at - interval '15 s', at - interval '12 s', at"
+        "   FROM (SELECT now() - make_interval(secs => %s) AS at) AS ended",
+        ({"5m": 60, "1h": 300, "24h": 3_600}[span],),
+    )
+    run_sync(_count(database_url))
+
+    (answer,) = call(get(f"/api/overview?range={span}"))
+
+    found = answer.json()
+    assert [round(found["runs"][name], 2) for name in ("p50", "p95", "p99")] == [12, 12, 12]
+    assert [round(found["waits"][name], 2) for name in ("p50", "p95", "p99")] == [3, 3, 3]
+    drawn = [(each["run_p50"], each["run_p95"]) for each in found["points"] if each["completed"]]
+    assert [tuple(round(value, 2) for value in pair) for pair in drawn] == [(12, 12)]
+
+
+@pytest.mark.parametrize(
+    "traceback", [None, "Traceback (most recent call last):\nLookupError: no box"], ids=str
+)
+def test_a_page_has_built_in_codes_as_text_and_the_api_as_they_are_stored(
+    call: Call, db: Db, traceback: str | None
+) -> None:
+    error = {
+        "error_code": {"__builtin_task_code__": "TASK_CANCELLED"},
+        "message": "it was cancelled",
+        "data": 'a text: "error_code":{"__builtin_task_code__":"OWN"}',
+        "exception": {"traceback": traceback} if traceback else None,
+    }
+    stored = json.dumps({"err": error})
+    row = db.execute(
+        "INSERT INTO horsies_tasks (task_name, live, status, error_code, terminal_at, result)"
+        " VALUES ('send', false, 'CANCELLED', 'TASK_CANCELLED', now(), %s) RETURNING id",
+        (stored,),
+    ).fetchone()
+    assert row is not None
+    task_id = row["id"]
+
+    page, payload = call(get(f"/tasks/{task_id}"), get(f"/api/tasks/{task_id}/result"))
+
+    shown = html.unescape(re.sub(r"<[^>]+>", "", page.text))
+    assert '"error_code": "TASK_CANCELLED"' in shown
+    assert shown.count("__builtin_task_code__") == 1  # in the data, which is the user's own
+    assert payload.text == stored
 
 
 def test_the_page_on_metrics_lists_those_that_there_are(quiet_call: Call) -> None:

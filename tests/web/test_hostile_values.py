@@ -101,6 +101,20 @@ def _json(moment: Any) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
+@pytest.mark.breaks_invariants
+@pytest.mark.parametrize(("seconds", "held_until"), [(1e308, "-infinity"), (1, "infinity")])
+def test_a_rate_limit_without_an_end_is_shown(db: Db, call: Call, seconds: float, held_until: str) -> None:
+    db.execute(
+        "INSERT INTO horsies_rates (rate_key, seconds, burst, spent_until, held_until) VALUES ('endless', %s, 1, now(), %s)",
+        (seconds, held_until),
+    )
+
+    page, api = call(get("/queues"), get("/api/queues"))
+
+    assert (page.status_code, api.status_code) == (200, 200)
+    assert "endless" in page.text
+
+
 def test_failed_tasks_of_all_times_are_each_on_one_page(db: Db, call: Call) -> None:
     times = ("infinity", "294276-12-31", "294000-01-01", "now", "0044-03-15 BC", "4713-01-01 BC", "-infinity")
     stored = [_insert(db, terminal_at=time) for time in times for _ in range(2)]

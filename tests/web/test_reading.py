@@ -19,7 +19,7 @@ from horsies.db.queries.inspect import FIRST_PAGE, PageStart, Queue, TaskFilter,
 from horsies.db.queries.retention import roll_up
 from horsies.db.queries.statistics import Depth, TimeSlot
 from horsies.event_loop import run_sync
-from horsies.web.charts import RANGES, points, quantile
+from horsies.web.charts import RANGES, Series, plot, points, quantile
 from horsies.web.graph import picture
 from horsies.web.state import read_only_database
 from horsies.worker.retention import run_retention
@@ -259,8 +259,32 @@ def test_a_quantile_lies_between_the_bounds_of_its_histogram() -> None:
     histogram[7], histogram[15] = 100, 1
 
     assert quantile([0] * 16, 0.5) is None
-    assert quantile(histogram, 0.5) == pytest.approx(0.7525)
+    assert quantile(histogram, 0.5) == pytest.approx(0.755)
     assert quantile(histogram, 1.0) == 1800
+    assert quantile(histogram, 1.0, 7_200.0) == 7_200
+
+
+def test_no_quantile_exceeds_the_longest_time() -> None:
+    between_10_and_30_s = [0] * 11 + [1] + [0] * 4
+    many = [40] * 11 + [60] + [0] * 4
+
+    assert [quantile(between_10_and_30_s, share, 12.0) for share in (0.5, 0.95, 0.99)] == [12, 12, 12]
+    found = [quantile(many, share, 12.0) or 0 for share in (0.5, 0.9, 0.95, 0.99, 1.0)]
+    assert found == sorted(found)
+    assert found[-1] == 12
+    # Anybody may have written the rows, so the longest time may be below a bucket that has a time.
+    assert quantile(between_10_and_30_s, 0.5, 3.0) == 10
+
+
+def test_a_plot_marks_a_value_between_two_gaps_with_a_dot() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    starts = [start + timedelta(minutes=n) for n in range(6)]
+
+    drawn = plot("Run times", "s", starts, [Series("run", "warm", [None, 1.0, None, 0.5, 1.0, None])])
+    unbroken = plot("Run times", "s", starts, [Series("run", "warm", [1.0] * 6)])
+
+    assert [dots for *_, dots in drawn["paths"]] == ["M200.0 0.0h0.1"]
+    assert [dots for *_, dots in unbroken["paths"]] == [""]
 
 
 def test_a_node_stands_to_the_right_of_all_that_it_waits_for() -> None:

@@ -45,10 +45,12 @@ class Thresholds(NamedTuple):
 class Check(NamedTuple):
     """A check. Each row of its statement is one `noun` of which the sentence is true.
 
-    An irregular plural follows the noun after a slash: "index/indexes".
+    Programs know a check by its name, and people by its title. An irregular plural follows the noun after a slash:
+    "index/indexes".
     """
 
     name: str
+    title: str
     noun: str
     sentence: str
     remedy: str
@@ -72,6 +74,7 @@ class Finding:
 
 SCHEMA = Check(
     "schema",
+    "schema version",
     "database",
     "without the schema that this horsies needs",
     "run `horsies migrate`, or upgrade horsies here if the schema is newer; then run the other checks",
@@ -80,24 +83,28 @@ SCHEMA = Check(
 INVARIANTS = (
     Check(
         "limbo",
+        "tasks held by no live worker",
         "task",
         "held by a worker that has been gone for more than {grace_seconds:g} s",
         "workers rescue such tasks every recovery.check_interval_ms: look for errors in their logs, and restart one",
     ),
     Check(
         "misplaced",
+        "tasks in the wrong table",
         "task",
         "with a final status in the live table, or without one in history",
         "rows or constraints were changed by hand: correct status and live in one UPDATE",
     ),
     Check(
         "ownership",
+        "claims without a worker",
         "task",
         "claimed without a worker, or with a worker and not claimed",
         "set status to PENDING and claimed_by_worker_id and claimed_at to NULL, and add 1 to claim_seq",
     ),
     Check(
         "stalled_steps",
+        "parked tasks that nothing wakes",
         "parked task",
         "waiting for something that cannot come",
         "rows were changed by hand: SELECT horsies_wake(ARRAY['…'::uuid]) lets a task go on, which finds what is missing;"
@@ -105,66 +112,77 @@ INVARIANTS = (
     ),
     Check(
         "undated",
+        "finished tasks without an end time",
         "finished task",
         "without terminal_at",
         "set terminal_at: without it, the task cannot be found by its id",
     ),
     Check(
         "twins",
+        "tasks both live and finished",
         "task",
         "both live and in history",
         "a finished task must not run again: delete the live row by its id",
     ),
     Check(
         "dead_shares",
-        "share",
-        "of a concurrency limit still held by a dead worker",
+        "concurrency limits held by dead workers",
+        "count of running tasks/counts of running tasks",
+        "of a dead worker, which still use up a concurrency limit",
         "DELETE FROM horsies_in_flight WHERE worker_id = '…': until then, fewer tasks run than the limit allows",
     ),
     Check(
         "negative_shares",
-        "share",
-        "of a concurrency limit counted below zero",
+        "negative counts of running tasks",
+        "count of running tasks/counts of running tasks",
+        "below zero in a concurrency limit",
         "restart the worker, which then counts again: until then, more tasks may run than the limit allows",
     ),
     Check(
         "uncounted",
-        "share",
-        "of a concurrency limit counted lower than the tasks that the worker runs",
+        "running tasks not counted by their limit",
+        "count of running tasks/counts of running tasks",
+        "lower than the number of tasks of the limit that the worker runs",
         "restart the worker, which then counts again: until then, more tasks may run than the limit allows",
     ),
     Check(
         "rates",
+        "rate limits spent too far ahead",
         "rate limit",
         "spent far into the future",
         "UPDATE horsies_rates SET spent_until = now() WHERE spent_until > now(): its tasks wait until that time",
     ),
     Check(
         "key_slots",
-        "place",
-        "of a key kept by a task that ended more than {grace_seconds:g} s ago",
+        "keys held by finished tasks",
+        "slot",
+        "of a key held by a task that ended more than {grace_seconds:g} s ago",
         "the leader deletes them every recovery.check_interval_ms: look for errors in the workers' logs; they block nothing",
     ),
     Check(
         "uncounted_keys",
+        "running tasks not counted by their key",
         "running task",
         "not counted by its key",
         "the row was changed by hand: until it ends, more tasks of its key may run than key_concurrency allows",
     ),
     Check(
         "workflow_lag",
+        "workflow nodes waiting for finished tasks",
         "node",
         "of a workflow that waits for a finished task",
         "the task was ended or deleted by hand: `horsies workflows cancel` the workflow, and start it again",
     ),
     Check(
         "workflow_stalls",
+        "workflow nodes ready but not started",
         "node",
         "of a workflow that is ready to run and was not started",
         "rows were changed by hand: `horsies workflows pause` and `resume` the workflow",
     ),
     Check(
         "workflow_counts",
+        "workflows with wrong counts",
         "workflow",
         "that miscounts its open tasks, or is RUNNING without any",
         "rows were changed by hand: `horsies workflows cancel` it, and start it again",
@@ -174,6 +192,7 @@ INVARIANTS = (
 HEALTH = (
     Check(
         "poisoned",
+        "rows that could not be processed",
         "task or workflow/tasks or workflows",
         "that could not be processed and was parked as FAILED (POISONED_ROW)",
         "see the reasons with `horsies failed --code POISONED_ROW`, send the tasks again corrected, and delete those in "
@@ -181,78 +200,91 @@ HEALTH = (
     ),
     Check(
         "lost_keys",
+        "idempotency keys without a task",
         "idempotency key",
         "of the last day without a task",
         "delete the key by its task_id, so that the task can be sent again, unless the task was deleted on purpose",
     ),
     Check(
         "missing_partitions",
+        "missing history partitions",
         "history partition",
         "missing for today or tomorrow",
         "SELECT horsies_prepare_history(7); workers do so too, unless a session reads history all the time",
     ),
     Check(
         "default_partition",
+        "tasks in the default partition",
         "finished task",
         "in the default partition",
         "harmless, but retention can drop a day only as a partition of its own: move them, see docs/operations.md",
     ),
     Check(
         "unserved_queues",
+        "queues without a worker",
         "queue",
         "with tasks due for more than {overdue_seconds:g} s and no worker to serve them",
         "start a worker with this queue, or check the --queues of the running workers",
     ),
     Check(
         "overdue_queues",
+        "overdue tasks although a worker is idle",
         "queue",
         "with tasks due for more than {overdue_seconds:g} s while a worker waits for work",
         "check that its max_concurrency is not 0 and that no session locks the tasks, and restart the worker",
     ),
     Check(
         "overdue_schedules",
+        "overdue schedules",
         "schedule",
         "whose next run was due more than {overdue_seconds:g} s ago",
         "start a scheduler whose app has it, or delete it if the code no longer has it: `horsies schedules delete`",
     ),
     Check(
         "broken_schedules",
+        "schedules whose last run failed to start",
         "schedule",
         "whose last run failed to start",
         "see the error in `horsies schedules list`, and correct or delete the schedule",
     ),
     Check(
         "late_workers",
+        "workers late to renew their lease",
         "worker",
         "late to renew its lease",
         "check whether it is stopped, swapping or disconnected; if it is dead, others rescue its tasks",
     ),
     Check(
         "dead_rows",
+        "dead rows",
         "table",
         "with far more dead rows than live ones",
         "find what holds back vacuum (old_snapshots, prepared_transactions, replication_slots), then VACUUM it",
     ),
     Check(
         "old_snapshots",
+        "long transactions",
         "session",
         "in a transaction for more than {snapshot_seconds:g} s, which keeps vacuum from removing rows",
         "end it: SELECT pg_terminate_backend(pid), and set idle_in_transaction_session_timeout or statement_timeout",
     ),
     Check(
         "prepared_transactions",
+        "open prepared transactions",
         "prepared transaction",
         "open for more than {snapshot_seconds:g} s, which keeps vacuum from removing rows",
         "COMMIT PREPARED or ROLLBACK PREPARED it",
     ),
     Check(
         "replication_slots",
+        "lagging replication slots",
         "replication slot",
         "more than {transactions:,} transactions behind, which keeps vacuum from removing rows",
         "bring its consumer back, or SELECT pg_drop_replication_slot('…')",
     ),
     Check(
         "idle_transactions",
+        "sessions idle in a transaction",
         "session",
         "idle in an open transaction for more than {idle_seconds:g} s",
         "let its program commit, or set idle_in_transaction_session_timeout",
@@ -260,16 +292,19 @@ HEALTH = (
     Check(
         "notification_queue",
         "notification queue",
+        "notification queue",
         "filling up; once it is full, sends fail",
         "end the session that listens and does not read its notifications; the server's log names it",
     ),
     Check(
         "invalid_indexes",
+        "invalid indexes",
         "index/indexes",
         "marked invalid: maintained by every write, used by no query",
         "REINDEX INDEX CONCURRENTLY it, or drop it",
     ),
     Check(
+        "autovacuum",
         "autovacuum",
         "table",
         "not vacuumed automatically",
@@ -277,30 +312,35 @@ HEALTH = (
     ),
     Check(
         "connections",
+        "free connections",
         "server",
         "nearly out of connections",
         "raise max_connections, lower pool_size and max_overflow of producers, or use a pooler",
     ),
     Check(
         "durability",
+        "durability settings",
         "setting",
         "by which a crash of the server can lose committed transactions",
         "set it to on in the server's configuration",
     ),
     Check(
         "creators",
+        "roles that may create objects",
         "role",
         "that may create objects in the schema of horsies, and so can make its users call foreign functions",
         "REVOKE CREATE ON SCHEMA … FROM …, as the owner of the schema; the example is the statement",
     ),
     Check(
         "clock",
+        "clock of this machine",
         "clock",
         "of this machine more than {clock_seconds:g} s off the database's",
         "synchronise both clocks: the database's decides when a task with an eta or good_until is due",
     ),
     Check(
         "hidden_sessions",
+        "sessions that this role may not see",
         "session",
         "of other roles that this role may not see, so that the checks of sessions may be incomplete",
         "GRANT pg_read_all_stats to the role",
@@ -309,12 +349,14 @@ HEALTH = (
 
 LISTEN = Check(
     "listen",
+    "notifications",
     "connection",
     "without notifications, so that workers and results wait for the next poll",
     "behind a pooler, point PostgresConfig(session_database_url=…) at PostgreSQL itself",
 )
 
 CHECKS = (SCHEMA, *INVARIANTS, *HEALTH, LISTEN)
+TITLES = {check.name: check.title for check in CHECKS}
 
 # The command or the SQL statement that mends what a check found, or shows more of it. `{}` stands for what a finding names first.
 COMMANDS: Mapping[str, str] = {

@@ -72,7 +72,9 @@ CROSS JOIN LATERAL (
 
 -- fragment: histograms
 horsies_histogram(array_agg(width_bucket(waited, horsies_time_bounds())) FILTER (WHERE waited IS NOT NULL)) AS waits,
-horsies_histogram(array_agg(width_bucket(ran, horsies_time_bounds())) FILTER (WHERE ran IS NOT NULL)) AS runs
+horsies_histogram(array_agg(width_bucket(ran, horsies_time_bounds())) FILTER (WHERE ran IS NOT NULL)) AS runs,
+max(waited) FILTER (WHERE waited BETWEEN 0 AND 1e9) AS max_wait_seconds,
+max(ran) FILTER (WHERE ran BETWEEN 0 AND 1e9) AS max_run_seconds
 
 -- fragment: node_status
 -- The status of a node for people: it is running once its task has been started, also between two attempts.

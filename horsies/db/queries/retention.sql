@@ -79,7 +79,8 @@ WITH span AS (
            coalesce(sum(failed), 0)::bigint AS failed, coalesce(sum(cancelled), 0)::bigint AS cancelled,
            coalesce(sum(expired), 0)::bigint AS expired, coalesce(sum(wait_ms), 0)::bigint AS wait_ms,
            coalesce(sum(run_ms), 0)::bigint AS run_ms,
-           horsies_sum(waits) FILTER (WHERE waits IS NOT NULL) AS waits, horsies_sum(runs) FILTER (WHERE runs IS NOT NULL) AS runs
+           horsies_sum(waits) FILTER (WHERE waits IS NOT NULL) AS waits, horsies_sum(runs) FILTER (WHERE runs IS NOT NULL) AS runs,
+           max(max_wait_seconds) AS max_wait_seconds, max(max_run_seconds) AS max_run_seconds
       FROM span
      CROSS JOIN generate_series(since, until - interval '1 minute', interval '1 minute') AS minute
       LEFT JOIN ended USING (minute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
@@ -25,7 +26,10 @@ ENDS = ("completed", "failed", "cancelled", "expired")
 
 
 class TimeSlot(NamedTuple):
-    """The tasks that ended within a short time. The histograms count them by how long they waited and ran."""
+    """The tasks that ended within a short time. The histograms count them by how long they waited and ran.
+
+    `max_wait_seconds` and `max_run_seconds` are the longest times, None if they are not known.
+    """
 
     at: datetime
     completed: int
@@ -33,6 +37,8 @@ class TimeSlot(NamedTuple):
     other: int
     waits: list[int] | None
     runs: list[int] | None
+    max_wait_seconds: float | None = None
+    max_run_seconds: float | None = None
     run_ms: int = 0
     queue_name: str = ""
     task_name: str = ""
@@ -146,8 +152,21 @@ async def _slots(connection: Connection, verb: str, values: Mapping[str, Any]) -
     return await cursor.fetchall()
 
 
-def _slot(*, waits: Any, runs: Any, **counts: Any) -> TimeSlot:
-    return TimeSlot(waits=_histogram(waits), runs=_histogram(runs), **counts)
+def _slot(
+    *, waits: Any, runs: Any, max_wait_seconds: float | None, max_run_seconds: float | None, **counts: Any
+) -> TimeSlot:
+    return TimeSlot(
+        waits=_histogram(waits),
+        runs=_histogram(runs),
+        max_wait_seconds=_longest(max_wait_seconds),
+        max_run_seconds=_longest(max_run_seconds),
+        **counts,
+    )
+
+
+def _longest(stored: float | None) -> float | None:
+    """Return a stored longest time, None if the value is not a finite time."""
+    return stored if stored is not None and 0 <= stored < math.inf else None
 
 
 def _histogram(stored: Any) -> list[int] | None:

@@ -6,12 +6,13 @@ least(greatest(coalesce(sum(cancelled), 0) + coalesce(sum(expired), 0), -9e18), 
 least(greatest(coalesce(sum(run_ms), 0), -9e18), 9e18)::bigint AS run_ms
 
 -- fragment: rollup_histograms
--- The sums of histograms, place by place: horsies_sum takes a hundred times as long.
+-- The sums of histograms, place by place, because horsies_sum takes a hundred times as long, and the longest times.
 ARRAY[sum(waits[1]), sum(waits[2]), sum(waits[3]), sum(waits[4]), sum(waits[5]), sum(waits[6]), sum(waits[7]), sum(waits[8]),
       sum(waits[9]), sum(waits[10]), sum(waits[11]), sum(waits[12]), sum(waits[13]), sum(waits[14]), sum(waits[15]),
       sum(waits[16])] AS waits,
 ARRAY[sum(runs[1]), sum(runs[2]), sum(runs[3]), sum(runs[4]), sum(runs[5]), sum(runs[6]), sum(runs[7]), sum(runs[8]),
-      sum(runs[9]), sum(runs[10]), sum(runs[11]), sum(runs[12]), sum(runs[13]), sum(runs[14]), sum(runs[15]), sum(runs[16])] AS runs
+      sum(runs[9]), sum(runs[10]), sum(runs[11]), sum(runs[12]), sum(runs[13]), sum(runs[14]), sum(runs[15]), sum(runs[16])] AS runs,
+max(max_wait_seconds) AS max_wait_seconds, max(max_run_seconds) AS max_run_seconds
 
 -- fragment: step_of_minute
 to_timestamp(floor(extract(epoch FROM minute) / %(step)s) * %(step)s)
@@ -101,7 +102,8 @@ SELECT queue_name, count(*) AS ended, count(*) FILTER (WHERE status = 'FAILED') 
  GROUP BY queue_name;
 
 -- name: minutes
-SELECT minute AS at, completed, failed, least(greatest(cancelled::numeric + expired, -9e18), 9e18)::bigint AS other, waits, runs
+SELECT minute AS at, completed, failed, least(greatest(cancelled::numeric + expired, -9e18), 9e18)::bigint AS other, waits, runs,
+       max_wait_seconds, max_run_seconds
   FROM horsies_rollups WHERE queue_name = '' AND minute >= %(since)s AND minute <= now() ORDER BY minute;
 
 -- name: depths
@@ -125,10 +127,10 @@ SELECT left(queue_name, 300) AS queue_name, left(task_name, 300) AS task_name,
 
 -- name: rate_limits
 -- The rate limits of tasks, those that must wait longest first. Epochs are subtracted: PostgreSQL up to 16 cannot subtract
--- infinite times.
+-- infinite times. A wait is cut to 30 years, because anybody may have written the rows.
 SELECT rate_key AS name, seconds, burst,
-       greatest(extract(epoch FROM spent_until)::double precision + seconds, extract(epoch FROM held_until)::double precision)
-           - extract(epoch FROM clock_timestamp())::double precision AS due_in
+       least(greatest(extract(epoch FROM spent_until)::double precision + seconds, extract(epoch FROM held_until)::double precision)
+                 - extract(epoch FROM clock_timestamp())::double precision, 1e9) AS due_in
   FROM horsies_rates WHERE seconds > 0
  ORDER BY due_in DESC, name LIMIT 100;
 

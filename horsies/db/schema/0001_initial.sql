@@ -526,19 +526,22 @@ CREATE TABLE horsies_event_cursors (
 -- The tasks that ended in each minute, by queue and task, so that a day can be drawn without counting tasks. The row with the
 -- empty queue and the empty task sums up a minute. Every minute has one, so the newest shows how far the counting has come.
 -- `wait_ms` and `run_ms` are sums in milliseconds. `waits` and `runs` are histograms: they count the tasks below each bound
--- of horsies_time_bounds() and, in the end, those above the last one.
+-- of horsies_time_bounds() and, in the end, those above the last one. `max_wait_seconds` and `max_run_seconds` are the longest
+-- times, NULL if there is none.
 CREATE TABLE horsies_rollups (
-    minute     timestamptz NOT NULL,
-    queue_name text        NOT NULL,
-    task_name  text        NOT NULL,
-    completed  bigint      NOT NULL,
-    failed     bigint      NOT NULL,
-    cancelled  bigint      NOT NULL,
-    expired    bigint      NOT NULL,
-    wait_ms    bigint      NOT NULL,
-    run_ms     bigint      NOT NULL,
-    waits      bigint[]    NOT NULL,
-    runs       bigint[]    NOT NULL,
+    minute           timestamptz      NOT NULL,
+    queue_name       text             NOT NULL,
+    task_name        text             NOT NULL,
+    completed        bigint           NOT NULL,
+    failed           bigint           NOT NULL,
+    cancelled        bigint           NOT NULL,
+    expired          bigint           NOT NULL,
+    wait_ms          bigint           NOT NULL,
+    run_ms           bigint           NOT NULL,
+    waits            bigint[]         NOT NULL,
+    runs             bigint[]         NOT NULL,
+    max_wait_seconds double precision,
+    max_run_seconds  double precision,
     PRIMARY KEY (minute, queue_name, task_name)
 );
 CREATE INDEX horsies_rollups_minutes ON horsies_rollups (minute) WHERE queue_name = '';

@@ -111,10 +111,14 @@ async function act(button, refresh) {
   }, refresh, undo);
 }
 
+// A built-in error code is stored as an object, and shown as text: see with_plain_codes() in horsies/codec/results.py.
+const BUILTIN_CODE = /("error_code"\s*:\s*)\{\s*"__builtin_task_code__"\s*:\s*("(?:[^"\\]|\\.)*")\s*\}/g;
+
 async function showAll(link) {
   const answer = await fetch(link.href);
   const shown = document.querySelector(`pre[data-part="${link.dataset.whole}"]`);
-  shown.textContent = await answer.text();
+  const text = await answer.text();
+  shown.textContent = link.dataset.whole === "result" ? text.replace(BUILTIN_CODE, "$1$2") : text;
   shown.dataset.whole = "shown";
   link.remove();
 }
