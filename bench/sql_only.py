@@ -87,7 +87,7 @@ def walks(bench: Bench) -> dict[str, float]:
 async def _walks(config: PostgresConfig) -> dict[str, float]:
     async with await connect_worker(config, "bench") as connection:
         asked: dict[str, Callable[[], Awaitable[object]]] = {
-            "next_due": lambda: tasks.next_due(connection, ["default"], []),
+            "next_due": lambda: tasks.next_due(connection, ["default"], [], {}),
             "orphans": lambda: workers.orphans(connection, Rules(60.0)),
             "release": lambda: tasks.release(connection, uuid4(), []),
         }
