@@ -366,12 +366,15 @@ class RoundTrips:
             await self.settle_completed_and_claim(connection)
         if not looks_for_batches:
             return
+        if batches.come_first:
+            self.is_claim_due = False  # before the await: a notification from now on counts
         claimed = 0
         for pool in batches.pools:
             claimed += await self._claim_batches(connection, pool)
         if batches.come_first:
+            was_notified, self.is_claim_due = self.is_claim_due, True
             await self.settle_completed_and_claim(connection)
-            self.is_claim_due = True  # a notification between the two claims may have been of a batch
+            self.is_claim_due |= was_notified  # which may have been of a batch
         batches.come_first = any(batches.is_ready.values()) and not claimed
         self.capacity.serves_batches = batches.is_ready.get(0, False)
 

@@ -233,3 +233,32 @@ def talk(names: list[str]) -> list[str]:
         lines = eventually(lambda handle=handle: handle.logs().unwrap(), what="the log line")
         assert [line.message for line in lines] == ["2 names"]
         assert handle.progress().unwrap().done == 1
+
+
+def test_a_worker_sleeps_while_a_batch_waits_for_a_full_event_loop(workplace: Workplace, db: Db) -> None:
+    source = (
+        APP.format(linger=60)
+        + """
+@app.task("gated", batch=2, linger=60)
+async def gated(names: list[str]) -> list[str]:
+    (HERE / "gate-gated-begun").touch()
+    while not (HERE / "gate-open").exists():
+        await asyncio.sleep(0.02)
+    return names
+"""
+    )
+    office = staffed(workplace, source, "--processes=1", "--async-concurrency=1")
+    handles = office.tasks.gated.send_many([("a",), ("b",), ("c",), ("d",)]).unwrap()
+    office.until_begun("gated")
+
+    def sleeps() -> bool:
+        found = db.execute("SELECT waiting FROM horsies_workers").fetchone()
+        return bool(found and found["waiting"])
+
+    for number in range(3):  # each wakes it up
+        eventually(sleeps, what="the worker sleeping")
+        assert office.tasks.free.send().unwrap().get(20_000).unwrap() == 1, number
+    eventually(sleeps, what="the worker sleeping again")
+    (workplace.folder / "gate-open").touch()
+
+    assert [handle.get(20_000).unwrap() for handle in handles] == ["a", "b", "c", "d"]

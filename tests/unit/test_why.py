@@ -112,3 +112,14 @@ def test_durations_are_written_with_a_unit(text: str, seconds: int) -> None:
 def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="30s, 15m, 12h or 7d"):
         seconds_of(text)
+
+
+@pytest.mark.parametrize(
+    ("in_batch", "beside"),
+    [(1, "waits to run"), (2, "waits with 1 other to"), (38, "waits with 37 others to")],
+)
+def test_a_task_of_a_batch_says_how_many_wait_with_it(in_batch: int, beside: str) -> None:
+    (reason,) = reasons_of(READY._replace(in_batch=in_batch, ahead=in_batch - 1))
+
+    assert beside in reason
+    assert "linger" in reason

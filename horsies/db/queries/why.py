@@ -133,9 +133,11 @@ def _blocking(facts: WaitingFacts) -> Iterator[str]:
     if facts.due_in > 0:
         return  # tasks before it may have ended by then
     if facts.in_batch is not None:
+        others = facts.in_batch - 1
+        beside = f" with {others:,} other{'s' if others > 1 else ''}" if others > 0 else ""
         yield (
-            f"It is one of {facts.in_batch:,} tasks that wait to run in a batch, which starts when it is full or when the first"
-            " of them has waited for the task's linger."
+            f"It waits{beside} to run in a batch, which starts when it is full or when its first task has waited for as long as"
+            " the linger of the task."
         )
     elif facts.ahead:
         count = (
